@@ -1,10 +1,14 @@
 """KnOTS computes what its authors' code computes, in a basis that the tasks share."""
 
+import io
+import tempfile
+
 import pytest
 import torch
 from torch import Tensor
 
 import mecha_exp as m
+from mecha_exp.methods.knots import shared_basis
 
 StateDict = dict[str, Tensor]
 
@@ -141,3 +145,22 @@ def test_stacked_experts_are_merged_one_by_one_where_each_tensor_is_trimmed():
     torch.testing.assert_close(made, torch.stack(each))
     with pytest.raises(m.RecipeError, match="computed expert by expert at the key"):
         m.merge(m.knots(*models))
+
+
+@pytest.mark.parametrize("trim", ["global", "tensor"])
+def test_a_basis_is_found_once_for_all_trips_over_the_data(trim, monkeypatch):
+    found = []
+    monkeypatch.setattr(shared_basis, "function", lambda *deltas, **given: found.append(len(deltas)) or ())
+
+    m.merge(m.knots(*drawn(), trim=trim), options=OPTIONS)
+
+    assert found == [3] * len(SHAPES)
+
+
+def test_where_a_basis_cannot_be_kept_it_is_found_again(monkeypatch):
+    expected = m.merge(m.knots(*drawn()), options=OPTIONS)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: io.FileIO("/dev/full", "r+"))
+
+    made = m.merge(m.knots(*drawn()), options=OPTIONS)
+
+    assert all(torch.equal(made[key], expected[key]) for key in SHAPES)

@@ -12,6 +12,7 @@ from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.sinks import Sink
+from mecha_exp.engine.spill import Spill
 from mecha_exp.graph.nodes import ModelNode, Node
 from mecha_exp.method_api.state_dict import Tile
 
@@ -61,6 +62,7 @@ class MergeContext:
 
     Attributes:
         model_values: the numbers of the whole model that have been found.
+        factors: those that the trips have found, by what `ComputeKey` names them.
     """
 
     plan: Plan
@@ -68,4 +70,5 @@ class MergeContext:
     stats: MergeStats
     progress: Progress
     kernels: Kernels
+    factors: Spill
     model_values: dict[Node, torch.Tensor] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from mecha_exp.engine.runtime.resumption import Resumption
 from mecha_exp.engine.runtime.scheduler import Scheduler, is_small
 from mecha_exp.engine.runtime.small_keys import small_tasks
 from mecha_exp.engine.sinks import Sink
+from mecha_exp.engine.spill import Spill
 
 
 def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key, nbytes: None) -> MergeStats:
@@ -30,8 +31,17 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         MergeError: a value that is not finite, a method that failed; the first one, where there are many.
         CheckpointError: reading or writing failed.
     """
-    context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan))
-    resumption = Resumption(sinks, context.stats, progress)
+    with Spill() as factors:
+        context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan), factors)
+        _execute(context, Resumption(sinks, context.stats, progress))
+    for source in plan.sources.values():
+        source.check_unchanged()
+    return context.stats
+
+
+def _execute(context: MergeContext, resumption: Resumption) -> None:
+    """Make the trips and the pass, but for what an interrupted run has finished."""
+    plan = context.plan
     if not all(map(resumption.is_finished, plan.keys)):
         find_model_values(context)
 
@@ -44,9 +54,6 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
     large = (task for key in _largest_first(plan, keys(small=False)) for task in tasks_of(key, context))
     _expect(plan, resumption)
     Scheduler(large, small_tasks(keys(small=True), context), plan.options, resumption.finish).run()
-    for source in plan.sources.values():
-        source.check_unchanged()
-    return context.stats
 
 
 def _largest_first(plan: Plan, keys: Iterable[KeyPlan]) -> list[KeyPlan]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -87,7 +88,13 @@ class CopyKey(KeyTask):
 
 
 class ComputeKey(KeyTask):
-    """A key that is computed by its program, or an expert in it."""
+    """A key that is computed by its program, or an expert in it.
+
+    Attributes:
+        is_of_trip: whether more trips, or the pass, will come to the key.
+    """
+
+    is_of_trip = False
 
     def __init__(self, key: KeyPlan, part: Tile, context: MergeContext) -> None:
         assert key.program is not None
@@ -172,17 +179,27 @@ class ComputeKey(KeyTask):
         extent = self._program.extents[node]
         if isinstance(node, DeferredCall):
             result = node.owner.whole(node, self._key.key, self._key.shape, expert=self._tile.expert)
+        elif extent is Extent.FACTOR:
+            factor: torch.Tensor = self._factor(node)
+            return factor
         else:
-            call, arguments = self._program.calls[node], self._arguments(node)
-            if extent is Extent.FACTOR:
-                factor: torch.Tensor = moved(call.factor(arguments, self._tile), CPU)
-                return factor
-            result = call(arguments, self._tile).cpu()
+            result = self._program.calls[node](self._arguments(node), self._tile).cpu()
         if extent is Extent.SMALL:
             return result.to(torch.float64)
         if tuple(result.shape) != self._tile.shape:
             raise changed_shape(node.method, self._tile.name, self._tile.shape, tuple(result.shape))
         return result.to(self._dtype).contiguous()
+
+    def _factor(self, node: MergeNode) -> Any:
+        """The value of a factor: of a trip before, or found now."""
+        name = (node, self._dtype, self._tile.name, self._tile.expert)
+        factor = self._context.factors.find(name)
+        if factor is None:
+            found = self._program.calls[node].factor(self._arguments(node), self._tile)
+            factor = moved(found, CPU)
+            if self.is_of_trip:
+                self._context.factors.keep(name, factor)
+        return factor
 
     def _arguments(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
         """The values that a method is given, on the device where it runs."""

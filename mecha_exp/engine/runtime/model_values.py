@@ -122,6 +122,8 @@ class _TripRun:
 class _CountedKey(ComputeKey):
     """A key that adds to numbers of the whole model."""
 
+    is_of_trip = True
+
     def __init__(
         self,
         key: KeyPlan,
