@@ -219,11 +219,13 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     with claimed_folder(line, bench) as folder, at_work:
         if adaptive:
             adaptive.check_folder(folder)
-        summary.begin(sweep, folder, tracking)
+        goes_on = summary.begin(sweep, folder, tracking)
         all_finished, reported, trouble, interrupted = False, False, None, False
         try:
             batches = adaptive.batches(folder) if adaptive else [Batch(line.jobs)]
             line.composer.run([*line.overrides, f"hydra.sweep.dir={quoted(str(folder))}"], batches, run_point)
+            if goes_on:
+                summary.mend(sweep, folder, tracking)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
             reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
         except KeyboardInterrupt:

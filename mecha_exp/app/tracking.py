@@ -147,7 +147,7 @@ def _log_group(group: Sequence[EndedRun], store: Store, main: Record | None) -> 
             store.name_main_metric(str(main.metric), more_is_better=main.direction == "maximize")
         ids = [log_folder(run.folder, run.record, store, run.parent) for run in group]
         for run in group:
-            if run.replaces:
+            if run.replaces and store.status(run.replaces) is not None:
                 store.delete(run.replaces)
     for run, run_id in zip(group, ids, strict=True):
         run.record.run_id, run.record.tracking_error = run_id, None
@@ -205,7 +205,8 @@ def datasets_of(record: Record, metrics: Mapping[str, float]) -> dict[tuple[str,
 def log_sweep(folder: Path, store: Store) -> int:
     """Log what a store lacks of a sweep; returns the number of points that were logged."""
     sweep = Sweep.load(folder)
-    mend(sweep, folder, store)
+    mend_parent(sweep, folder, store)
+    mend_points(sweep, folder, store)
     is_new = sweep.parent_run is None
     if is_new:
         tags = {"command": " ".join(sweep.command), FOLDER_TAG: str(folder.absolute())}
@@ -238,14 +239,21 @@ def log_run(folder: Path, record: Record, store: Store) -> bool:
     return True
 
 
-def mend(sweep: Sweep, folder: Path, store: Store) -> None:
-    """Remove what a kill left half logged: an unknown parent run, points without a record."""
+def mend_parent(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Remove the runs that a killed start opened for a sweep; forget its own run if the store lacks it."""
     parents = store.runs_with(FOLDER_TAG, str(folder.absolute()))
     for run_id, status in parents.items():
         if run_id != sweep.parent_run and status == RUNNING:
             store.delete(run_id)
     if sweep.parent_run not in parents:  # another store, or deleted there
         sweep.parent_run = None
+
+
+def mend_points(sweep: Sweep, folder: Path, store: Store) -> None:
+    """Remove the runs of points that a kill left half logged; forget those that the store lacks.
+
+    A server sends everything about the runs when it is asked which there are: a second for each thousand.
+    """
     records = sweep.records(folder)
     logged = {record.run_id for record in records.values()} | set(sweep.input_runs.values())
     children = store.runs_with(PARENT_TAG, sweep.parent_run) if sweep.parent_run else {}

@@ -94,3 +94,14 @@ def test_more_runs_than_a_transaction_holds_are_logged(tmp_path, sweep, monkeypa
     monkeypatch.setattr(tracking, "GROUP", 2)
     log_runs([ended(tmp_path, str(number), parent) for number in range(5)], store)
     assert len(children(store, parent)) == 5
+
+
+def test_a_run_that_replaces_one_the_store_lacks_is_logged(tmp_path, sweep):
+    store, parent = sweep
+    earlier = store.log("earlier", FINISHED, (0, 1), {}, {}, {}, [], parent)
+    store.delete(earlier)
+    runs = [ended(tmp_path, "a", parent, replaces=earlier), ended(tmp_path, "b", parent, replaces="0" * 32)]
+
+    log_runs(runs, store)
+
+    assert children(store, parent) == {Record.load(run.folder).run_id for run in runs}

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from mecha_exp.app.outputs.cards import note_results
-from mecha_exp.app.tracking import close_run, log_missing, mend
+from mecha_exp.app.tracking import close_run, log_missing, mend_parent, mend_points
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.report import (
     CSV_FILE,
@@ -35,10 +35,15 @@ _SHOWN = {
 """The files of a sweep that its summary names."""
 
 
-def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
-    """Write the state of a sweep before it runs and open its MLflow run, or continue an earlier start."""
+def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
+    """Write the state of a sweep before it runs and open its MLflow run, or continue an earlier start.
+
+    Returns:
+        whether an earlier start may have left runs of points that are to be mended; see `mend`.
+    """
     before = Sweep.find(folder)
     sweep.tracked_in = tracking.place
+    goes_on = False
     is_known = before is not None and before.tracked_in == sweep.tracked_in and not tracking.is_gone
     is_alike = before is not None and (before.points, before.sheet) == (sweep.points, sweep.sheet)
     if before and before.complete and is_alike and is_known:
@@ -48,13 +53,27 @@ def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
             store = Store(tracking.uri, tracking.experiment)
             if before:
                 sweep.parent_run, sweep.input_runs = before.parent_run, before.input_runs
-            mend(sweep, folder, store)
+            mend_parent(sweep, folder, store)
+            goes_on = before is not None and sweep.parent_run is not None
             if sweep.parent_run is None:
+                mend_points(sweep, folder, store)  # the store has none of them
                 tags = {"command": shlex.join(sweep.command), FOLDER_TAG: str(folder.absolute())}
                 sweep.parent_run = store.start(sweep.title, tags)
         except TrackingError as error:
             sweep.tracking_error = str(error)
     sweep.save(folder)
+    return goes_on
+
+
+def mend(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
+    """Bring the runs of a sweep that went on in line with its points: a kill may have come in between.
+
+    It waits for the last point, since a server takes long to tell the runs of thousands of points.
+    """
+    try:
+        mend_points(sweep, folder, Store(str(tracking.uri), tracking.experiment))
+    except TrackingError as error:
+        sweep.tracking_error = str(error)
 
 
 def reopen(sweep: Sweep, folder: Path) -> None:
