@@ -52,12 +52,15 @@ class ProcessWorkers(Workers):
         self._folder.cleanup()
 
     def _fill(self) -> None:
+        for process in [process for process in self._idle if process.poll() is not None]:
+            self._idle.remove(process)
+            _reap(process)
         free = min(self.count - len(self._running), len(self._idle) + self._places_to_start())
         for number, task in self._take(free):
             self._file(number, "call").write_bytes(pickle.dumps(task))
             process = self._running[number] = self._idle.pop() if self._idle else self._started_process()
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it was killed, so that its task is lost
+            with contextlib.suppress(BrokenPipeError):  # it is killed just now, so that its task is lost
                 process.stdin.write(f"{number}\n".encode())
                 process.stdin.flush()
 

@@ -51,6 +51,17 @@ def test_workers_run_tasks_in_the_sender_s_surroundings_and_replace_lost_workers
     assert str(next(workers.run(odd, [()]))[1]) == "RuntimeError: with a lock"
 
 
+def test_a_process_that_is_killed_while_it_waits_costs_no_task_a_try():
+    with ProcessWorkers(1) as workers:
+        [(_, (_, process, *_))] = workers.run(describe, [(2,)], retries=0)
+        os.kill(process, signal.SIGKILL)
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+
+        [(_, (square, other, *_))] = workers.run(describe, [(4,)], retries=0)
+
+    assert square == 16 and other != process
+
+
 @pytest.mark.libraries
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
 def test_jobs_that_a_killed_process_has_left_are_cancelled(cluster, tmp_path, monkeypatch, request):
