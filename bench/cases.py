@@ -139,6 +139,7 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         "cosine": lambda: me.add_cosine_b(base, experts[0]),
         "by_depth": lambda: me.lines(base, *experts, depth=0.5),
         "minimiser": lambda: me.wudi(base, *experts, solver="closed"),
+        "stepped": lambda: me.doge(base, *experts, steps=100),
         "decayed": lambda: me.wsm(*inputs, decay=[0.75, 0.5, 0.25]),
         "masked": lambda: me.apply_mask(
             base, me.task_arithmetic(base, *experts, weights=0.3), me.tall_mask_of(base, *experts)

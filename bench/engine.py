@@ -147,11 +147,12 @@ OF_ARGUMENTS = {
     "decayed": Case("decayed", "WSM of 4", 4),
     "masked": Case("masked", "a task of TALL masks by its mask, 3 experts", 4),
     "minimiser": Case("minimiser", "WUDI in closed form, 3 experts", 4),
+    "stepped": Case("stepped", "DOGE, 100 of its 400 steps, 3 experts", 4),
 }
 """Methods of the same years without data, whose arguments have no defaults or others than are measured."""
 RECENT = (
     *("wise_ft", "lawa", "magmax", "emr_unified", "emr", "tall_mask", "pcb", "localize_and_stitch"),
-    *("fr_merging", "twin", "star", "knots", "doge"),
+    *("fr_merging", "twin", "star", "knots"),
 )
 """More of them, with their defaults."""
 SIMPLE = Bar(faster=12, of_floor=1.7, megabytes=600)
