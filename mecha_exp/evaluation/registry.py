@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.numbers import is_number
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.measurement import Measurement
@@ -417,5 +418,5 @@ def _is_a(value: Any, kind: type | None) -> bool:
     if kind is None:
         return True
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -21,6 +21,7 @@ from mecha_exp.evaluation.registry import (
     metric_problem,
 )
 from mecha_exp.evaluation.scoring import Evaluation, Scoring
+from mecha_exp.numbers import is_number
 
 AS = "as"
 """The key of an entry of `evaluator.also` that names its numbers."""
@@ -129,8 +130,7 @@ def _check_examples(
 def _timeout(settings: Mapping[str, Any], problems: Problems) -> float | None:
     """The seconds that an evaluator may take for a model; None is unlimited."""
     timeout: float | None = settings.get("timeout")
-    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and timeout > 0):
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
     return timeout
 

@@ -11,6 +11,7 @@ from mecha_exp.mergekit.methods import INPUT, METHODS, NO_EFFECT, OTHER, SHARED,
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import FLAG, Settings, check_known, read_settings
 from mecha_exp.mergekit.tokenizer_settings import TokenizerSettings, read_tokenizer
+from mecha_exp.numbers import is_whole
 
 WHOLE = (0, -1)
 """The layers of a model that is merged as a whole."""
@@ -249,7 +250,7 @@ def _reference(config: Any, where: str) -> Reference | None:
 
 def _layer_range(config: Any, where: str) -> tuple[int, int]:
     is_pair = isinstance(config, list) and len(config) == 2
-    if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) for n in config):
+    if not is_pair or not all(map(is_whole, config)):
         raise ConfigError(
             f"{where}.layer_range: expected two whole numbers, the first layer and the one after the last, "
             f"got {brief(config)}."

@@ -9,6 +9,7 @@ from pathlib import Path
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.errors import CheckpointError, ConfigError, some
 from mecha_exp.graph.nodes import ModelNode, Node, call
+from mecha_exp.numbers import is_whole
 from mecha_exp.recipe.token_names import TokenNames
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
@@ -131,7 +132,7 @@ def token_rows(infos: Mapping[str, TensorInfo], name: str) -> int:
 def _check_way(missing: str, k: int) -> None:
     if missing not in MISSING:
         raise ConfigError(f"missing: expected one of {', '.join(MISSING)}, got {missing!r}.")
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+    if not is_whole(k, least=1):
         raise ConfigError(f"k: expected a whole number above 0, got {k!r}.")
 
 

@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mecha_exp.numbers import is_number
 from mecha_exp.report.factors import factor_columns
 from mecha_exp.report.pareto import COLUMN, front_column
 from mecha_exp.report.results import Results
 from mecha_exp.runs.record import INPUT_PREFIX, Record
-from mecha_exp.runs.values import is_number, parse_value
+from mecha_exp.runs.values import parse_value
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.numbers import is_number
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.runs.environment import differs_from_here
 from mecha_exp.runs.record import RUN_FILE, Record
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
-from mecha_exp.runs.values import as_text, is_number, parse_value
+from mecha_exp.runs.values import as_text, parse_value
 
 SHORT = 12
 """The number of characters of a signature that are shown; `MIN_PREFIX` of them are enough to name a run."""

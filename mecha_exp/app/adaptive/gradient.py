@@ -24,6 +24,7 @@ from mecha_exp.app.sweep.settings import checked_count
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.lab.points import Setting
+from mecha_exp.numbers import is_number
 from mecha_exp.terminal import stdout
 
 Floats = NDArray[np.float64]
@@ -141,7 +142,7 @@ def _numbers(settings: DictConfig) -> tuple[float, float, float]:
     """The bounds of the weights, and the learning rate."""
     values = {name: settings[name] for name in ("low", "high", "rate")}
     for name, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not np.isfinite(value):
+        if not is_number(value) or not np.isfinite(value):
             raise ConfigError(f"sweep.{name}={value}: expected a finite number.")
     if values["rate"] <= 0:
         raise ConfigError(f"sweep.rate={values['rate']}: expected a learning rate above 0, as 0.001.")

@@ -22,6 +22,7 @@ from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
 from mecha_exp.evaluation import Outcomes
 from mecha_exp.lab.points import TRIAL, Setting
+from mecha_exp.numbers import is_number
 from mecha_exp.report.adaptive import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
@@ -194,7 +195,7 @@ def soup_of(request: Request) -> GreedySoup:
             f"sweep.rule={settings.rule}: there is no such rule.{did_you_mean(str(settings.rule), RULES)}"
         )
     level = settings.level
-    if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:
+    if not is_number(level) or not 0 < level < 1:
         raise ConfigError(f"sweep.level={level}: expected a level of the test between 0 and 1, such as 0.05.")
     require_numbered_folders(request.config, "sweep=greedy_soup")
     split = scoring.selection_split or WHOLE
