@@ -11,10 +11,10 @@ from typing import Any
 from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
-from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
 from mecha_exp.checkpoint.remote.address import GOOGLE, S3, address_in, scheme_of
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, is_file_name, pack

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mecha_exp.checkpoint.formats import FORMATS, INDEX, SUFFIXES
+from mecha_exp.checkpoint.formats import FORMATS, SUFFIXES
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")

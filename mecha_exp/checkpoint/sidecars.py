@@ -9,8 +9,9 @@ from typing import Any
 
 from mecha_exp.checkpoint.dtypes import Layout, torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
-from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
+from mecha_exp.checkpoint.formats import SUFFIXES
 from mecha_exp.checkpoint.remote import fetch_small_files
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.errors import CheckpointError
 

@@ -16,7 +16,7 @@ import torch
 
 from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import ListedSource
-from mecha_exp.checkpoint.positional import file_changed, identity_of, require_little_endian
+from mecha_exp.checkpoint.positional import file_changed, identity_of, is_still, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
 from mecha_exp.errors import CheckpointError, some
 
@@ -74,11 +74,7 @@ class PickledModel(ListedSource):
         view[:] = raw[start : start + len(view)].numpy().data
 
     def check_unchanged(self) -> None:
-        try:
-            unchanged = identity_of(self.path.stat()) == self._status
-        except OSError:
-            unchanged = False
-        if not unchanged:
+        if not is_still(self.path, self._status):
             raise file_changed(self.path)
 
     def close(self) -> None:

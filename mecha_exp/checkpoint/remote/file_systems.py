@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mecha_exp.checkpoint.remote.address import INDEX, scheme_of
+from mecha_exp.checkpoint.remote.address import scheme_of
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Interruption, Pin, changed, first_line
 from mecha_exp.checkpoint.remote.retries import at_once
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.errors import CheckpointError
 
 _VERSION_FIELDS = (

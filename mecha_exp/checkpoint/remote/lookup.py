@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from mecha_exp.checkpoint.remote.address import INDEX, NOT_IN_PARTS, name_of
+from mecha_exp.checkpoint.remote.address import NOT_IN_PARTS, name_of
 from mecha_exp.checkpoint.remote.pin import Pin, Store
 from mecha_exp.checkpoint.remote.retries import read_all
 from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, stand_ins
 from mecha_exp.checkpoint.remote.stores import store_at
-from mecha_exp.checkpoint.safetensors.header import MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
+from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.system.atomic_write import atomic_write
 

@@ -25,6 +25,10 @@ from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, MAX_TEXT, EntryR
 from mecha_exp.errors import CheckpointError, did_you_mean
 
 SUFFIX = ".safetensors"
+INDEX = ".index.json"
+"""The suffix of an index of shards."""
+
+MAX_INDEX_BYTES = 100_000_000
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
 MAX_DIMENSIONS = 64  # what torch can index; it also bounds the work that a hostile shape causes
 MAX_TENSORS = 1 << 18  # far more than any model has; a header of 100 MB could name two million
