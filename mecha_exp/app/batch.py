@@ -8,8 +8,6 @@ planned is left out; if a merge fails, its points are tried in halves until the 
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +32,7 @@ from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.lab.stored import ModelFile
 from mecha_exp.sources.source import infos_of
+from mecha_exp.system.csv_text import csv_text
 from mecha_exp.system.file_limit import openable_files
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import human_bytes
@@ -313,9 +312,9 @@ def _weight_statistics(
 ) -> tuple[dict[str, float], str]:
     """Metrics over the whole model, and a CSV table by block; both empty if nothing was compared."""
     metrics: dict[str, float] = {}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["input", "block", "distance", "relative_change", "cosine", "norm", "input_norm"])
+    rows: list[list[object]] = [
+        ["input", "block", "distance", "relative_change", "cosine", "norm", "input_norm"]
+    ]
     for model, by_key in moments.items():
         name = names[model]
         whole = summarise(by_key)[""]
@@ -324,5 +323,5 @@ def _weight_statistics(
         metrics[f"weights/cosine/{name}"] = whole.cosine
         by_block = summarise(by_key, anatomies[model].block)
         for block, s in {"(all)": whole, **by_block}.items():
-            rows.writerow([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
-    return metrics, text.getvalue() if moments else ""
+            rows.append([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
+    return metrics, csv_text(rows) if moments else ""

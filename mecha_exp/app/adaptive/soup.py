@@ -5,8 +5,6 @@ Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482, recipe 1.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from mecha_exp.report.adaptive import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text
+from mecha_exp.system.csv_text import csv_text
 from mecha_exp.terminal import print_line
 
 NOISE, PAPER = "noise", "paper"
@@ -211,19 +210,10 @@ def _show(choice: Choice) -> None:
 
 def _write(choices: Sequence[Choice], folder: Path) -> None:
     """Write the table of choices, in the order in which experts were tried."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["expert", "alone", "tried", "soup", "p", "kept"])
+    rows = [["expert", "alone", "tried", "soup", "p", "kept"]]
     for choice in choices:
         soup = "" if math.isnan(choice.soup) else repr(choice.soup)
-        writer.writerow(
-            [
-                choice.expert,
-                repr(choice.alone),
-                repr(choice.tried),
-                soup,
-                "" if choice.p is None else repr(choice.p),
-                str(choice.kept).lower(),
-            ]
-        )
-    atomic_write_text(folder / CHOICES_FILE, text.getvalue())
+        p = "" if choice.p is None else repr(choice.p)
+        kept = str(choice.kept).lower()
+        rows.append([choice.expert, repr(choice.alone), repr(choice.tried), soup, p, kept])
+    atomic_write_text(folder / CHOICES_FILE, csv_text(rows))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from mecha_exp.recipe.keys import with_names
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
+from mecha_exp.system.csv_text import csv_text
 
 _Owner: TypeAlias = "str | tuple[Node, ...]"
 """The owner of values by key: the identifier of a model config, or models."""
@@ -187,14 +186,12 @@ def effective_values_in(recipe: Node, folders: Sequence[Path]) -> dict[str, list
 
 def values_table(values: Mapping[str, Sequence[BlockValue]]) -> str:
     """Effective values as CSV: a line for each hyperparameter and block."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["hyperparameter", "component", "block", "keys", "value"])
-    for name, blocks in values.items():
-        for block in blocks:
-            values_text = " ".join(map(str, block.values))
-            rows.writerow([name, block.component, block.block, block.keys, values_text])
-    return text.getvalue()
+    rows = [
+        [name, block.component, block.block, block.keys, " ".join(map(str, block.values))]
+        for name, blocks in values.items()
+        for block in blocks
+    ]
+    return csv_text([["hyperparameter", "component", "block", "keys", "value"], *rows])
 
 
 def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
