@@ -318,9 +318,7 @@ def _weight_statistics(
     for model, by_key in moments.items():
         name = names[model]
         whole = summarise(by_key)[""]
-        metrics[f"weights/distance/{name}"] = whole.distance
-        metrics[f"weights/relative_change/{name}"] = whole.relative_change
-        metrics[f"weights/cosine/{name}"] = whole.cosine
+        metrics |= whole.metrics(name)
         by_block = summarise(by_key, anatomies[model].block)
         for block, s in {"(all)": whole, **by_block}.items():
             rows.append([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])

@@ -70,7 +70,7 @@ def _show_plan(line: CommandLine) -> int:
         return _show_plan_of_sweep(line)
     point = prepare_job(line.config, Path("outputs/runs/<time>"))
     with plan([point.job(point.output or {})], point.options) as planned:
-        point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})  # checks it
+        point.read_scoring(planned)  # checks it
         show_plan(planned, list(point.names.values()), point.hyperparameters)
     if point.adapter:
         print_line(

@@ -18,7 +18,7 @@ from mecha_exp.app.recipes.templates import build_filled, config_of_mergekit, sm
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, dtype_word, is_file_name, parse_size
 from mecha_exp.checkpoint.remote import address_of, is_address, keep_in
-from mecha_exp.engine import EngineOptions, Job
+from mecha_exp.engine import EngineOptions, Job, Plan
 from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
 from mecha_exp.engine.planner.meaning import meaning_of
 from mecha_exp.engine.planner.plan import check_quantize
@@ -228,13 +228,14 @@ class Point:
         output = in_memory if self.output is None else self.output
         return self.job(output, {KEY: self.origin.text()})
 
-    def read_scoring(self, shapes: Mapping[str, tuple[int, ...]]) -> Scoring:
-        """The evaluators for a model of these keys and shapes.
+    def read_scoring(self, planned: Plan) -> Scoring:
+        """The evaluators for the model of its plan.
 
         Raises:
             ConfigError: everything that is wrong with the `evaluator` part of the configuration.
         """
         plugins = self.config.get("plugins") or ()
+        shapes = {key: shape for key, (_, shape) in planned.layouts[0].items()}
         return read_scoring(self.config["evaluator"], shapes, plugins, self.context)
 
     @property
