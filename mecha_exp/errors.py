@@ -16,7 +16,8 @@ in `Problems`, and raise when everything has been checked.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 MAX_MESSAGE = 2000
 """Characters of the longest message."""
@@ -112,6 +113,21 @@ class Problems:
             rest = len(self._messages) - MAX_LISTED
             more = f"\n  and {rest} more" if rest > 0 else ""
             raise kind(f"{len(self._messages)} problems:{listed}{more}")
+
+
+@contextmanager
+def prefixed(prefix: str, kind: type[MechaError] = ConfigError) -> Iterator[None]:
+    """Put a prefix, such as the name of a setting, before the message of an error of this kind.
+
+    >>> with prefixed("output.dtype: "):
+    ...     raise ConfigError("unknown dtype 'x'")
+    Traceback (most recent call last):
+    mecha_exp.errors.ConfigError: output.dtype: unknown dtype 'x'
+    """
+    try:
+        yield
+    except kind as error:
+        raise type(error)(f"{prefix}{error}") from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dty
 from mecha_exp.engine.planner.meaning import meaning_of
 from mecha_exp.engine.planner.plan import check_quantize
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
-from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, did_you_mean
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, did_you_mean, prefixed
 from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_stats
 from mecha_exp.evaluation.registry import DIRECTIONS
 from mecha_exp.graph.by_key import PATTERNS, ByKey
@@ -314,7 +314,9 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
         ConfigError: an invalid engine or output setting.
         RecipeError: everything that is wrong with the recipe.
     """
-    _keep_models(config["models"])
+    models = config["models"]
+    with prefixed("models.cache_size: "):
+        keep_in(models.get("cache"), parse_size(models["cache_size"]) if models.get("cache_size") else None)
     options = _options(config["engine"], folders_of(config))
     if options.task is not None:
         raise ConfigError(
@@ -325,15 +327,19 @@ def prepare(config: dict[str, Any], folder: Path) -> Point:
     recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
     if output.get("prune"):
         recipe = call("omit_component", recipe, component="ema")
-    dtype = _output_dtype(output["dtype"])
-    path, shard_size = None, _shard_size(output)
+    with prefixed("output.dtype: "):
+        dtype = parse_output_dtype(output["dtype"])
+    with prefixed("output.shard_size: "):
+        shard_size = None if output.get("shard_size") is None else parse_size(output["shard_size"])
+    path = None
     _require_on_disk(output["path"])
     adapter = adapter_output(config, folder, options)
     if output["save"] and adapter is None:
         is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
         default = folder / ("model" if is_folder else "model.safetensors")
         path = Path(output["path"]).absolute() if output["path"] else default
-    _check_quantize(output, path, shard_size)
+    with prefixed("output."):
+        check_quantize(output.get("quantize"), path, shard_size)
     return Point(config, folder, recipe, options, path, dtype, shard_size, adapter=adapter)
 
 
@@ -361,43 +367,10 @@ def _reads_a_folder(recipe: Node, folders: Sequence[Path]) -> bool:
     return first is not None and (first.is_dir() or first.name.endswith(INDEX))
 
 
-def _output_dtype(value: Any) -> torch.dtype | ByKey | None:
-    try:
-        return parse_output_dtype(value)
-    except ConfigError as error:
-        raise ConfigError(f"output.dtype: {error}") from None
-
-
-def _check_quantize(output: Mapping[str, Any], path: Path | None, shard_size: int | None) -> None:
-    try:
-        check_quantize(output.get("quantize"), path, shard_size)
-    except ConfigError as error:
-        raise ConfigError(f"output.{error}") from None
-
-
-def _shard_size(output: Mapping[str, Any]) -> int | None:
-    if output.get("shard_size") is None:
-        return None
-    try:
-        return parse_size(output["shard_size"])
-    except ConfigError as error:
-        raise ConfigError(f"output.shard_size: {error}") from None
-
-
-def _keep_models(models: Mapping[str, Any]) -> None:
-    """Keep what is read of models that lie elsewhere in `models.cache`."""
-    try:
-        keep_in(models.get("cache"), parse_size(models["cache_size"]) if models.get("cache_size") else None)
-    except ConfigError as error:
-        raise ConfigError(f"models.cache_size: {error}") from None
-
-
 def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:
     settings = [name for name in EngineOptions.__dataclass_fields__ if name != "model_dirs"]
     for name in engine:
         if name not in settings:
             raise ConfigError(f"engine.{name}: there is no such setting.{did_you_mean(name, settings)}")
-    try:
+    with prefixed("engine."):
         return EngineOptions(**engine, model_dirs=folders)
-    except ConfigError as error:
-        raise ConfigError(f"engine.{error}") from None

@@ -18,7 +18,7 @@ from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import ListedSource
 from mecha_exp.checkpoint.positional import file_changed, identity_of, is_still, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, prefixed, some
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +147,8 @@ class PickledModel(ListedSource):
         unmergeable = _unmergeable(tensor)
         if unmergeable:
             raise CheckpointError(f"{self.path}: {key} is {unmergeable}, which cannot be merged.")
-        try:
+        with prefixed(f"{self.path}: {key}: ", CheckpointError):
             return TensorInfo(dtype_name(tensor.dtype), tuple(tensor.shape), 0, tensor.nbytes)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: {key}: {error}") from None
 
 
 def _unmergeable(tensor: torch.Tensor) -> str:

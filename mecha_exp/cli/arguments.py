@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.engine.options import SETTINGS, EngineOptions
-from mecha_exp.errors import ConfigError, Problems, RecipeError, brief, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, RecipeError, brief, did_you_mean, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.plugins import load_plugins
@@ -130,10 +130,8 @@ def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOption
         setting = name.removeprefix(_ENGINE)
         settings[setting] = int(value) if setting in _NUMBERS and value.isdecimal() else value
     problems.raise_as(ConfigError)
-    try:
+    with prefixed(_ENGINE):
         return EngineOptions(**settings, model_dirs=options.models_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{_ENGINE}{error}") from None
 
 
 def load_recipe(options: argparse.Namespace) -> Node:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
 from mecha_exp.mergekit.mixtures.reading import Mixture, is_mixture, read_mixture
@@ -108,12 +108,10 @@ def read_merge(
         return replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)
-    try:
+    with prefixed(f"{path}: ", MechaError):
         if len(documents) == 1:
             return read_merge(documents[0], values, folders, offline)
         return _merge_of_documents(documents, values or {}, folders, offline)
-    except MechaError as error:
-        raise type(error)(f"{path}: {error}") from None
 
 
 def _merge_of_documents(
@@ -134,13 +132,9 @@ def _merge_of_documents(
         return build(configurations[last], folders, offline, made)
 
 
-@contextmanager
-def _of_document(name: str) -> Iterator[None]:
+def _of_document(name: str) -> AbstractContextManager[None]:
     """Name the document in errors."""
-    try:
-        yield
-    except MechaError as error:
-        raise type(error)(f"document {name!r}: {error}" if name else str(error)) from None
+    return prefixed(f"document {name!r}: " if name else "", MechaError)
 
 
 def _build_mixture(mixture: Mixture, folders: Sequence[Path], offline: bool) -> Merge:

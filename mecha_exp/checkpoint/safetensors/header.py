@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from mecha_exp.checkpoint.dtypes import Layout, number_format, stored_bytes
 from mecha_exp.checkpoint.positional import PositionalFile, ReadableFile
 from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, MAX_TEXT, EntryReader, require_short
-from mecha_exp.errors import CheckpointError, did_you_mean
+from mecha_exp.errors import CheckpointError, did_you_mean, prefixed
 
 SUFFIX = ".safetensors"
 INDEX = ".index.json"
@@ -110,7 +110,7 @@ def open_regular(path: str | os.PathLike[str]) -> PositionalFile:
 def parse_header(file: ReadableFile) -> Header:
     """Read and check the header of an open file."""
     file_size = file.size
-    try:
+    with prefixed(f"{file.name}: ", CheckpointError):
         raw = _raw_header(file, file_size)
         content = hashlib.sha256(raw).digest(), file_size
         if (known := _open_headers.get(content)) is not None:
@@ -120,8 +120,6 @@ def parse_header(file: ReadableFile) -> Header:
         raw.clear()
         tensors = _in_order(tensors)
         _require_covered(tensors, data_start, file_size)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file.name}: {error}") from None
     return _open_headers.setdefault(content, Header(tensors, metadata, data_start, file_size))
 
 
@@ -294,10 +292,8 @@ def _checked(key: str, entry: Any, data_start: int) -> TensorInfo:
         raise CheckpointError(f"{where} has a shape that is not a short list of sizes, {str(shape)[:60]}.")
     if not _are_sizes(span) or len(span) != 2 or span[0] > span[1]:
         raise CheckpointError(f"{where} has data_offsets that are not [begin, end], {str(span)[:60]}.")
-    try:
+    with prefixed(f"{where}: ", CheckpointError):
         nbytes = _bytes_of(dtype, tuple(shape))
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from None
     if span[1] - span[0] != nbytes:
         size = f"takes {span[1] - span[0]:,} bytes by its data_offsets"
         raise CheckpointError(f"{where} {size}, but {dtype} of shape {shape} is {nbytes:,}.")
