@@ -128,7 +128,7 @@ def parameters_of(config: DictConfig) -> set[str]:
     raw = as_written(config)
     if not _TEMPLATE.search(str(raw.get("recipe"))):
         return set()
-    from mecha_exp.app.point import resolve
+    from mecha_exp.app.preparation import resolve
     from mecha_exp.app.recipes.templates import names_in
     from mecha_exp.plugins import load_plugins
     from mecha_exp.sources.search import folders_of

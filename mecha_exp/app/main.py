@@ -14,7 +14,8 @@ from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.run import run_point
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of

@@ -15,9 +15,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.measurements import Measured, base_of, experts_of
+from mecha_exp.app.experts import base_of, experts_of
+from mecha_exp.app.measurements import Measured
 from mecha_exp.app.outputs.cards import note_results
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.recipes.block_weights import block_weights
 from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text

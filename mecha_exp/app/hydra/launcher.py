@@ -20,7 +20,8 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs, enter, run_job
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.app.outputs.adapter import RANK
-from mecha_exp.app.point import Point, prepare
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare
 from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compare_numbers
 from mecha_exp.app.reproduction.original import Original

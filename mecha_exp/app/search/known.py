@@ -17,7 +17,8 @@ import yaml
 
 from mecha_exp.app.hydra.compose import COMPOSE
 from mecha_exp.app.hydra.jobs import enter
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.trials import KNOWN, Trial
 from mecha_exp.app.sweep.hyperparameters import GROUP

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from mecha_exp.app.batch import Batch, plan_batches
 from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.jobs import enter
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError
 from mecha_exp.system.progress import human_bytes

@@ -12,7 +12,8 @@ from pathlib import Path
 import yaml
 
 from mecha_exp.app.batch import Merged, merge_points
-from mecha_exp.app.point import Point, prepare
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare
 from mecha_exp.app.tracking import datasets_of
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
