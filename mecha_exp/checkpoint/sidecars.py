@@ -58,6 +58,11 @@ def companions(folder: Path) -> dict[str, Path]:
     return {file.name: file for file in _small_files(folder)}
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of a model, given as that folder or as a file in it."""
+    return path if path.is_dir() else path.parent
+
+
 def is_own_card(file: Path) -> bool:
     """Whether a file is a model card that this library wrote, by its front matter."""
     try:
@@ -73,9 +78,8 @@ def config_beside(path: Path | None) -> Mapping[str, Any]:
     """The content of the config.json in a model's folder; empty where there is none."""
     if path is None:
         return {}
-    folder = path if path.is_dir() else path.parent
     try:
-        content = json.loads((folder / CONFIG).read_bytes())
+        content = json.loads((folder_of(path) / CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
+from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError, ConfigError, some
 from mecha_exp.graph.nodes import ModelNode, Node, call
 from mecha_exp.numbers import is_whole
@@ -96,7 +97,7 @@ def require_tokenizer(path: Path) -> Tokenizer:
     Raises:
         CheckpointError: there is no `tokenizer.json`, or tokens of it have no number there.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = folder_of(path)
     tokenizer = Tokenizer.beside(path)
     if tokenizer is None or not (folder / TOKENIZER).is_file():
         raise CheckpointError(
