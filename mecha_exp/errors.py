@@ -188,6 +188,15 @@ def shortened(text: str, limit: int) -> str:
     return text[: limit - len(gap) - tail] + gap + text[len(text) - tail :]
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type where it says nothing.
+
+    >>> first_line(OSError("no such file\\nand more about it"))
+    'no such file'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def some(names: Iterable[str], limit: int = 10) -> str:
     """The first `limit` names and the count of the rest, for messages about many keys."""
     listed = list(names)

@@ -18,7 +18,7 @@ from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import ListedSource
 from mecha_exp.checkpoint.positional import file_changed, identity_of, is_still, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
-from mecha_exp.errors import CheckpointError, prefixed, some
+from mecha_exp.errors import CheckpointError, first_line, prefixed, some
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +90,9 @@ class PickledModel(ListedSource):
         except pickle.UnpicklingError as error:
             raise CheckpointError(self._refused(str(error))) from None
         except _DAMAGED as error:
-            cause = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"{self.path} cannot be read as a pickle checkpoint: {cause[:200]}. It is damaged or was not "
-                "fully copied: download or copy it again."
+                f"{self.path} cannot be read as a pickle checkpoint: {first_line(error)[:200]}. It is "
+                "damaged or was not fully copied: download or copy it again."
             ) from None
         return self._unwrap(loaded)
 

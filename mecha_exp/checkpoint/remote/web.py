@@ -12,7 +12,7 @@ from typing import Any
 from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES, parse_hub
 from mecha_exp.checkpoint.remote.http import HttpReader, NotThere
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import Pin, Store, first_line
+from mecha_exp.checkpoint.remote.pin import Pin, Store, cause_of
 from mecha_exp.checkpoint.remote.retries import again, at_once, read_all
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES
 from mecha_exp.errors import CheckpointError, some
@@ -123,13 +123,12 @@ class HubStore:
 
 def _of_hub(address: str, error: Exception) -> CheckpointError:
     """The error for a repository that cannot be looked up."""
-    cause = first_line(error)
     if type(error).__name__ == "OfflineModeIsEnabled":
         return CheckpointError(
             f"'{address}' is on the Hugging Face hub, and HF_HUB_OFFLINE forbids to reach it. Unset it, or "
             "name a model on this machine."
         )
-    return CheckpointError(f"'{address}' cannot be looked up on the Hugging Face hub: {cause}")
+    return CheckpointError(f"'{address}' cannot be looked up on the Hugging Face hub: {cause_of(error)}")
 
 
 def _selected(pins: Mapping[str, Pin], file: str, address: str) -> dict[str, Pin]:
