@@ -104,6 +104,21 @@ class Problems:
         for problem in problems:
             self.add(problem)
 
+    @contextmanager
+    def collected(self, kind: type[MechaError], prefix: str = "") -> Iterator[None]:
+        """Add an error of this kind to the others, in place of raising it.
+
+        >>> problems = Problems()
+        >>> with problems.collected(ConfigError, "alpha: "):
+        ...     raise ConfigError("expected a number")
+        >>> bool(problems)
+        True
+        """
+        try:
+            yield
+        except kind as error:
+            self.add(f"{prefix}{error}")
+
     def raise_as(self, kind: type[MechaError]) -> None:
         """Raise one `kind` with all messages, if there are any."""
         if len(self._messages) == 1:

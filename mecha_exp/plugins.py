@@ -57,10 +57,8 @@ def _for_each(do: Callable[[str], None], plugins: Iterable[str]) -> None:
     """
     problems = Problems()
     for plugin in plugins:
-        try:
+        with problems.collected(ConfigError):
             do(plugin)
-        except ConfigError as error:
-            problems.add(error)
     problems.raise_as(ConfigError)
 
 

@@ -117,10 +117,8 @@ class Point:
         for model in models_of(self.recipe):
             if isinstance(model.source, InMemory):
                 continue
-            try:
+            with problems.collected(CheckpointError):
                 files[model] = find_model(model.source, self.options.model_dirs)
-            except CheckpointError as error:
-                problems.add(error)
         problems.raise_as(CheckpointError)
         return files
 

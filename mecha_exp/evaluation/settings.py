@@ -95,7 +95,7 @@ def _evaluations(
     """
     evaluations: list[Evaluation] = []
     for index, request in enumerate(requests):
-        try:
+        with problems.collected(ConfigError):
             if request["name"] == WEIGHT_STATS:
                 continue
             evaluator = find_evaluator(request.pop("name"), shapes)
@@ -110,8 +110,6 @@ def _evaluations(
                 evaluator.check(shapes, checked, bound)
             evaluations.append(Evaluation(evaluator, bound, prefix, context))
             _ = evaluations[-1].key  # raises if a file that it reads does not exist
-        except ConfigError as error:
-            problems.add(error)
     return evaluations
 
 
@@ -121,10 +119,8 @@ def _check_examples(
     """Check that the main evaluator can measure its examples in parts, as a race does."""
     if main.evaluator.check_examples is None:
         return
-    try:
+    with problems.collected(ConfigError, f"evaluator.race={str(race).lower()}: "):
         main.evaluator.check_examples(shapes, checked, main.parameters)
-    except ConfigError as error:
-        problems.add(f"evaluator.race={str(race).lower()}: {error}")
 
 
 def _timeout(settings: Mapping[str, Any], problems: Problems) -> float | None:

@@ -191,9 +191,7 @@ def find_models(
         if reference.path in made:
             models[reference] = made[reference.path]
             continue
-        try:
+        with problems.collected(CheckpointError):
             models[reference] = StoredModel.find(reference, searched, offline)
-        except CheckpointError as error:
-            problems.add(error)
     problems.raise_as(CheckpointError)
     return models

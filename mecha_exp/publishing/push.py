@@ -127,9 +127,6 @@ def _check(folder: Path, files: list[Path]) -> None:
             f"{some(links, 3)} lead out of the folder, to a folder, or nowhere. Put the files themselves in "
             "their places."
         )
-    try:
-        with open_stored(folder) as model:
-            model.check_unchanged()
-    except CheckpointError as error:
-        problems.add(error)
+    with problems.collected(CheckpointError), open_stored(folder) as model:
+        model.check_unchanged()
     problems.raise_as(CheckpointError)
