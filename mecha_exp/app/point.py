@@ -21,7 +21,7 @@ from mecha_exp.engine.planner.meaning import meaning_of
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_stats
-from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.content_hash import content_of, contents_of

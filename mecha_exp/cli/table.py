@@ -11,7 +11,7 @@ from typing import Any
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
-from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.export import write_csv

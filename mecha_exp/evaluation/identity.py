@@ -16,7 +16,7 @@ from typing import Any
 from mecha_exp.engine.code_hash import of_function
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.registry import Evaluator
+from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.lab.content_hash import content_of
 
 TORCH = "torch"

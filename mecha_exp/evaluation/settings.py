@@ -8,18 +8,18 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError, Problems, did_you_mean, nearest, some
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.isolation.pool import read_workers
-from mecha_exp.evaluation.racing import read_fidelity, read_race
-from mecha_exp.evaluation.registry import (
+from mecha_exp.evaluation.declaration import (
     DIRECTIONS,
     SETTINGS,
     SPLIT,
     WEIGHT_STATS,
     Evaluator,
     Shapes,
-    find_evaluator,
     metric_problem,
 )
+from mecha_exp.evaluation.isolation.pool import read_workers
+from mecha_exp.evaluation.racing import read_fidelity, read_race
+from mecha_exp.evaluation.registry import find_evaluator
 from mecha_exp.evaluation.scoring import Evaluation, Scoring
 from mecha_exp.numbers import is_number
 

@@ -22,7 +22,7 @@ from mecha_exp.app.words.plain import resolved
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, did_you_mean, prefixed
 from mecha_exp.evaluation import Scoring
-from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.lab.points import Setting
 
 BATCHES = 10

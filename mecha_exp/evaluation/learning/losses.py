@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from mecha_exp.engine.code_hash import of_function
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean, some
+from mecha_exp.evaluation.declaration import SPLIT
 from mecha_exp.evaluation.learning.registry import (
     CROSS_ENTROPY,
     ENTROPY,
@@ -25,7 +26,6 @@ from mecha_exp.evaluation.learning.registry import (
     find_own_loss,
     known_losses,
 )
-from mecha_exp.evaluation.registry import SPLIT
 from mecha_exp.evaluation.scoring import Evaluation
 
 Positions = dict[str, list[int]]

@@ -9,7 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from mecha_exp.errors import Problems, nearest
-from mecha_exp.evaluation.registry import Evaluator, all_evaluators
+from mecha_exp.evaluation.declaration import Evaluator
+from mecha_exp.evaluation.registry import all_evaluators
 from mecha_exp.numbers import is_whole
 
 TEST, HALVING = "test", "halving"
