@@ -39,7 +39,8 @@ from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import print_line, show_error, show_plan, stdout
+from mecha_exp.terminal.console import print_line, show_error, stdout
+from mecha_exp.terminal.plan import show_plan
 from mecha_exp.tracking.database import absolute_uri
 from mecha_exp.tracking.names import experiment
 

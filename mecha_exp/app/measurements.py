@@ -28,7 +28,7 @@ from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored import StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
-from mecha_exp.terminal import MeasuringBars
+from mecha_exp.terminal.bars import MeasuringBars
 
 log = logging.getLogger(__name__)
 

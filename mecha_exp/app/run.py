@@ -48,7 +48,9 @@ from mecha_exp.runs.record import (
 )
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.system.write_errors import write_sentence
-from mecha_exp.terminal import as_typed, progress_bar, show_error, show_point
+from mecha_exp.terminal.bars import progress_bar
+from mecha_exp.terminal.console import as_typed, show_error
+from mecha_exp.terminal.pace import show_point
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from mecha_exp.report.notes import notes_of
 from mecha_exp.report.results import results_of
 from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
-from mecha_exp.terminal import print_json, print_line, stdout
+from mecha_exp.terminal.console import print_json, print_line, stdout
 
 EXAMPLE = """\
 examples:

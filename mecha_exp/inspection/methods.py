@@ -18,7 +18,7 @@ from mecha_exp.graph.nodes import MergeNode, Node, walk
 from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, resolve_method
-from mecha_exp.terminal import make_table, print_line, stdout
+from mecha_exp.terminal.console import make_table, print_line, stdout
 
 STREAMING = {
     "whole": "needs whole tensors",

@@ -19,7 +19,7 @@ from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import as_typed, make_table, print_line, stdout
+from mecha_exp.terminal.console import as_typed, make_table, print_line, stdout
 
 LONGEST_RECIPE = 12
 """The number of lines of a recipe that are shown; the verb `show` prints all."""

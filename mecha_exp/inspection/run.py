@@ -11,7 +11,7 @@ from rich.text import Text
 from mecha_exp.runs.query import Run, run_id_of
 from mecha_exp.runs.record import INPUT_PREFIX
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import PathCell, make_table, print_json, print_line, print_table, stdout
+from mecha_exp.terminal.console import PathCell, make_table, print_json, print_line, print_table, stdout
 
 _ENVIRONMENT = ("git/", "version/", "machine/")
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.query import SHORT, Run
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import make_table, print_line, stdout
+from mecha_exp.terminal.console import make_table, print_line, stdout
 
 _INPUT, _ENVIRONMENT = "fingerprint/", ("git/", "version/", "machine/")
 _NOISE = ("time/", "io/", "memory/")

@@ -25,7 +25,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.lab.points import Setting
 from mecha_exp.numbers import is_number
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal.console import stdout
 
 Floats = NDArray[np.float64]
 

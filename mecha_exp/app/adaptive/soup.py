@@ -26,7 +26,7 @@ from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text
 from mecha_exp.system.csv_text import csv_text
-from mecha_exp.terminal import print_line
+from mecha_exp.terminal.console import print_line
 
 NOISE, PAPER = "noise", "paper"
 RULES = (NOISE, PAPER)

@@ -22,7 +22,7 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.paths import STATISTICS
 from mecha_exp.sources.search import find_model
-from mecha_exp.terminal import examples_bar
+from mecha_exp.terminal.bars import examples_bar
 
 CALIBRATE = "calibrate"
 """The word of a mapping that says how statistics are measured, in the place of their files."""

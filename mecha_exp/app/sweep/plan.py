@@ -16,7 +16,7 @@ from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, print_line, show_error, stdout
+from mecha_exp.terminal.console import make_table, print_line, show_error, stdout
 
 
 @dataclass

@@ -31,7 +31,7 @@ from mecha_exp.runs.outcomes import (
 )
 from mecha_exp.runs.record import METRICS_FILE, RUN_FILE, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
-from mecha_exp.terminal import show_error, stdout
+from mecha_exp.terminal.console import show_error, stdout
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
