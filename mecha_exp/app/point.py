@@ -14,7 +14,7 @@ from mecha_exp.app.outputs.adapter import AdapterOutput
 from mecha_exp.app.provenance import input_names
 from mecha_exp.app.recipes.templates import config_of_mergekit, small_files_of
 from mecha_exp.checkpoint import dtype_word, is_file_name
-from mecha_exp.checkpoint.remote import address_of
+from mecha_exp.checkpoint.remote import place_of
 from mecha_exp.engine import EngineOptions, Job, Plan
 from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.planner.meaning import meaning_of
@@ -134,7 +134,7 @@ class Point:
         return {
             **self.hyperparameters,
             "method": method,
-            **{f"input/{name}": _place(self.files[model]) for model, name in self.names.items()},
+            **{f"input/{name}": place_of(self.files[model]) for model, name in self.names.items()},
             "compute_dtype": dtype_word(self.options.compute_dtype),
             "output_dtype": output_dtype_words(self.dtype),
             **({"output_quantize": self.quantize} if self.quantize else {}),
@@ -243,8 +243,3 @@ class Point:
     def is_offline(self) -> bool:
         """Whether evaluators may download nothing."""
         return bool((self.config.get("hub") or {}).get("offline", True))
-
-
-def _place(path: Path) -> str:
-    """Where a model lies: its path, or its address."""
-    return address_of(path) or str(path)

@@ -23,7 +23,7 @@ from mecha_exp.checkpoint.positional import (
     is_still,
     require_little_endian,
 )
-from mecha_exp.checkpoint.remote.stand_in import address_of
+from mecha_exp.checkpoint.remote.stand_in import place_of
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
@@ -235,7 +235,7 @@ class JoinedModel(ListedSource):
         parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]],
         beside: Sequence[Path] = (),
     ) -> None:
-        self.path, self.name = path, address_of(path) or str(path)
+        self.path, self.name = path, place_of(path)
         self._models = [model for _, model, _ in parts]
         self.files = (*(file for model in self._models for file in model.files), *beside)
         self._beside = {file: identity_of(file.stat()) for file in beside}

@@ -26,7 +26,7 @@ from mecha_exp.app.words.plain import entry
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.lab.points import Setting
-from mecha_exp.runs.record import Record
+from mecha_exp.runs.record import CONFIG_FILE, Record
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def _candidates(space: Space, bench: Workbench) -> Iterator[Parameters]:
     for merge in bench.store or ():
         folder = Path(merge.folder)
         try:
-            config = yaml.load((folder / "recipe.yaml").read_text(encoding="utf-8"), _Loader)
+            config = yaml.load((folder / CONFIG_FILE).read_text(encoding="utf-8"), _Loader)
             recipe = Record.load(folder).parameters.get(GROUP)
         except (OSError, yaml.YAMLError, ConfigError):  # the folder is gone
             continue
