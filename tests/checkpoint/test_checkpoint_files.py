@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from written import names
 
 from mecha_exp.checkpoint import (
     Checkpoint,
@@ -239,10 +240,6 @@ def test_big_endian_machines_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 # --- a file is complete, or does not exist ---------------------------------------------------------------
 
 ONE = {"w": ("F32", (4,))}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_nothing_is_at_the_target_before_the_commit(tmp_path: Path) -> None:
