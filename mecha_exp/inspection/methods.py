@@ -14,7 +14,7 @@ from rich.markup import escape
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.planner.statistics import NEEDED, STATISTICS
 from mecha_exp.graph.literals import model
-from mecha_exp.graph.nodes import MergeNode, Node, walk
+from mecha_exp.graph.nodes import Node, calls_of
 from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, resolve_method
@@ -143,7 +143,7 @@ def _streaming(method: MergeMethod) -> str:
     node, problems = method.bind(arguments)
     if problems or node is None:
         return _streaming_of({method}) if method.kind is Kind.REDUCTION else "node"
-    return _streaming_of({n.method for n in walk(*expand([node])) if isinstance(n, MergeNode)})
+    return _streaming_of({call.method for call in calls_of(*expand([node]))})
 
 
 def _streaming_of(methods: Set[MergeMethod]) -> str:

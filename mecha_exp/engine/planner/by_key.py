@@ -18,7 +18,7 @@ from mecha_exp.engine.planner.resolution import layer_views
 from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values, table
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, calls_of, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.peft.config import is_adapter
@@ -215,19 +215,18 @@ def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
 def choices_of(bound: Node) -> dict[str, int]:
     """How many keys each recipe of a bound choice by key has, by policy or method; empty without a choice."""
     counts: dict[str, int] = {}
-    for node in walk(bound):
-        if isinstance(node, MergeNode) and (choice := with_names(node)) is not None:
+    for call in calls_of(bound):
+        if (choice := with_names(call)) is not None:
             for name, keys in table(choice):
                 counts[str(name)] = counts.get(str(name), 0) + len(keys)
     return counts
 
 
 def _named_values(recipe: Node) -> Iterator[tuple[str, ByKey]]:
-    for node in walk(recipe):
-        if isinstance(node, MergeNode):
-            if (choice := with_names(node)) is not None:
-                yield MERGED_BY, choice
-                continue
-            for name, child in node.named_children:
-                if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
-                    yield f"{node.method.identifier}.{name}", child.value
+    for call in calls_of(recipe):
+        if (choice := with_names(call)) is not None:
+            yield MERGED_BY, choice
+            continue
+        for name, child in call.named_children:
+            if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
+                yield f"{call.method.identifier}.{name}", child.value
