@@ -32,10 +32,10 @@ from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.lab.stored import ModelFile
 from mecha_exp.sources.source import infos_of
-from mecha_exp.system.csv_text import csv_text
 from mecha_exp.system.file_limit import openable_files
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import human_bytes
+from mecha_exp.system.texts import csv_text
 
 log = logging.getLogger(__name__)
 

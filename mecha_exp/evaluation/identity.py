@@ -18,6 +18,7 @@ from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.lab.content_hash import content_of
+from mecha_exp.system.texts import json_hash
 
 TORCH = "torch"
 
@@ -91,7 +92,7 @@ def _content(evaluator: Evaluator, path: Path) -> str:
             raise FileNotFoundError
         files = sorted(file for file in path.rglob("*") if file.is_file())
         listed = [[file.relative_to(path).as_posix(), content_of(file)] for file in files]
-        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+        return json_hash(listed)
     except FileNotFoundError:
         raise ConfigError(f"the evaluator '{evaluator.name}' reads {path}, which does not exist.") from None
     except (OSError, CheckpointError) as error:

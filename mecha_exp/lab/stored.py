@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.lab.content_hash import content_is
-from mecha_exp.system.csv_text import csv_text
+from mecha_exp.system.texts import csv_text
 
 WEIGHTS = "weights/"
 """The prefix of the names of weight statistics."""

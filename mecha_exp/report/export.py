@@ -24,7 +24,7 @@ from mecha_exp.report.pareto import COLUMN, front_column
 from mecha_exp.report.results import Results
 from mecha_exp.runs.record import INPUT_PREFIX, Record
 from mecha_exp.runs.values import parse_value
-from mecha_exp.system.csv_text import csv_text
+from mecha_exp.system.texts import csv_text
 
 if TYPE_CHECKING:
     import pyarrow

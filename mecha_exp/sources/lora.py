@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
@@ -17,6 +15,7 @@ from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.format_view import convert_source
 from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
 from mecha_exp.system.byte_cache import ByteCache
+from mecha_exp.system.texts import json_hash
 
 CACHED_DELTAS = 4
 """How many of the largest differences the cache has room for: workers share the tiles of a few keys."""
@@ -52,7 +51,7 @@ class DeltaSource(SourceView):
         """The differences are those of two sources: the adapter, and the model that it changes."""
         self.files = tuple(dict.fromkeys((*self.files, *base.files)))
         parts = (self.identity, base.identity)
-        self.identity = None if None in parts else (hashlib.sha256(json.dumps(parts).encode()).hexdigest(),)
+        self.identity = None if None in parts else (json_hash(parts),)
         self._bases.append(base)
 
     def check_unchanged(self) -> None:

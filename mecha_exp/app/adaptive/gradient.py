@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.lab.points import Setting
 from mecha_exp.numbers import is_number
+from mecha_exp.system.texts import json_hash
 from mecha_exp.terminal.console import stdout
 
 Floats = NDArray[np.float64]
@@ -120,7 +119,7 @@ def learning_of(request: Request) -> Learning:
         for kind, coefficients in experiment.coefficients([str(k) for k in as_list(settings.by)]).items():
             numbers = [start.tolist(), rate, low, high, checkpoints]
             decides = [loss.key, coefficients.identity, numbers, experiment.identity]
-            key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+            key = json_hash(decides)[:16]
             arguments = (loss, coefficients, start, rate, low, high, checkpoints, key)
             descents.append(Descent(f"{name}/{kind}", *arguments))
     known = request.known

@@ -14,7 +14,7 @@ from mecha_exp.app.adaptive.optimiser import Adam
 from mecha_exp.errors import ConfigError
 from mecha_exp.report.adaptive import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.system.csv_text import csv_text
+from mecha_exp.system.texts import csv_text
 
 Floats = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from mecha_exp.report.adaptive import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.system.csv_text import csv_text
+from mecha_exp.system.texts import csv_text
 from mecha_exp.terminal.console import print_line
 
 NOISE, PAPER = "noise", "paper"

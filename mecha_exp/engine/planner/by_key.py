@@ -26,7 +26,7 @@ from mecha_exp.recipe.keys import with_names
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
-from mecha_exp.system.csv_text import csv_text
+from mecha_exp.system.texts import csv_text
 
 _Owner: TypeAlias = "str | tuple[Node, ...]"
 """The owner of values by key: the identifier of a model config, or models."""

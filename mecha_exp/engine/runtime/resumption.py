@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +23,7 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import MergeNode, calls_of, models_of
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.recipe.text import serialize
+from mecha_exp.system.texts import json_hash
 
 if TYPE_CHECKING:
     from mecha_exp.engine.runtime.context import MergeStats, Progress
@@ -48,7 +47,7 @@ def resume_token(planned: Plan, number: int) -> str | None:
     settings = [*(getattr(options, name) for name in SETTINGS), options.strict, dtype, job.quantize]
     recipe = serialize(recipe_in_numbers(job.recipe))
     parts = [recipe, inputs, dict(planned.configs), [*map(str, settings)], job.statistics, code, files]
-    return hashlib.sha256(json.dumps([*parts, __version__, torch.__version__]).encode()).hexdigest()
+    return json_hash([*parts, __version__, torch.__version__])
 
 
 @dataclass

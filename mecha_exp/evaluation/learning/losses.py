@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from mecha_exp.evaluation.learning.registry import (
     known_losses,
 )
 from mecha_exp.evaluation.scoring import Evaluation
+from mecha_exp.system.texts import json_hash
 
 Positions = dict[str, list[int]]
 
@@ -104,7 +103,7 @@ class BoundLoss:
         """A hash of what decides its values beside the models: code, parameters, data, batches."""
         own = of_function(inspect.unwrap(self.function))
         content = [self.name, self.evaluation.key, own, self.batch, self.seed]
-        return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
+        return json_hash(content, default=str)[:16]
 
     def positions(self, state_dict: Mapping[str, Tensor], step: int) -> Positions | None:
         """The examples of a step, by task: drawn without replacement from seed, step and task alone."""
