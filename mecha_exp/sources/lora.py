@@ -9,7 +9,7 @@ import torch
 
 from mecha_exp.architectures.lora import ALPHA, IA3_ON_INPUT
 from mecha_exp.architectures.lora_deltas import Deltas
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.format_view import convert_source
@@ -78,8 +78,7 @@ class DeltaSource(SourceView):
         return key in self.all_keys()
 
     def info(self, key: str) -> TensorInfo:
-        dtype, shape = dtype_name(self._dtype), self._shape(key)
-        return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
+        return TensorInfo.made(dtype_name(self._dtype), self._shape(key))
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key in self._changed:

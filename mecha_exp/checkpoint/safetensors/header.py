@@ -4,6 +4,8 @@ A file is: 8 bytes (little endian) with the length of the header; the header, a 
 and data_offsets per tensor; then the data, which the tensors cover without holes, overlaps or a rest.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -54,6 +56,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @classmethod
+    def made(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The info of a tensor that is computed, and lies in no file."""
+        return cls(dtype, shape, 0, stored_bytes(dtype, shape))
 
     @property
     def numel(self) -> int:
