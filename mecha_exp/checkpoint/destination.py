@@ -18,7 +18,7 @@ from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, is_file_name, pack
-from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, content_of, is_own_card
+from mecha_exp.checkpoint.sidecars import CARD, CONFIG, SmallFiles, companions, content_of, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder
 from mecha_exp.checkpoint.upload.writer import UploadWriter, check_address
@@ -39,7 +39,7 @@ class Template:
 
     folder: Path
     tensors: Layout = field(repr=False)
-    replaced: Mapping[str, Path | bytes | None] = field(default_factory=dict, repr=False)
+    replaced: SmallFiles = field(default_factory=dict, repr=False)
     entries: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property

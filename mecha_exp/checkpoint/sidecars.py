@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mecha_exp.checkpoint.dtypes import Layout, torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
@@ -14,6 +14,9 @@ from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.errors import CheckpointError
+
+SmallFiles: TypeAlias = Mapping[str, Path | bytes | None]
+"""Files beside weights by their names: a file or content that is written, and None for one left out."""
 
 CONFIG = "config.json"
 CONFIG_SECTIONS = ("quantization_config", "compression_config")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
+from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
@@ -38,7 +39,7 @@ class Merge:
     """
 
     recipe: Node
-    small_files: Mapping[str, Path | bytes | None]
+    small_files: SmallFiles
     config: Mapping[str, Any] | None = None
     first: StoredModel | None = None
     slices: Sequence[SliceBuilder] = ()

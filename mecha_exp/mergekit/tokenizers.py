@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.remote import fetch_small_files
-from mecha_exp.checkpoint.sidecars import folder_of
+from mecha_exp.checkpoint.sidecars import SmallFiles, folder_of
 from mecha_exp.errors import ConfigError
 from mecha_exp.mergekit.reading import AUTO, Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -19,8 +19,6 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _OLDER = ("added_tokens.json", "merges.txt", "spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of tokenizers of an older form, which do not have the tokens that are added."""
-
-SmallFiles = Mapping[str, "Path | bytes | None"]
 
 
 def tokenizer_files_of(
@@ -80,9 +78,7 @@ def _with_tokens(donor: Path, added: tuple[Mapping[str, Any], ...]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _with_template(
-    files: Mapping[str, Path | bytes | None], path: Path, template: str
-) -> dict[str, Path | bytes | None]:
+def _with_template(files: SmallFiles, path: Path, template: str) -> dict[str, Path | bytes | None]:
     """The files that give a tokenizer a chat template."""
     folder = folder_of(path)
     fetch_small_files(folder)
