@@ -1,10 +1,16 @@
-"""Names and makes folders that several processes may want in the same second."""
+"""Makes folders that several processes may want in the same second, and lists what lies in one."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """The files in a folder and below, by their paths in it with slashes, in the order of their paths."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def numbered(folder: Path) -> Iterator[Path]:
