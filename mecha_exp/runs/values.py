@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mecha_exp.numbers import is_number
+from mecha_exp.numbers import is_number, number_in
 
 Value = float | int | bool | str | None
 
@@ -20,12 +20,8 @@ def parse_value(text: str) -> Value:
         return None
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    number = number_in(text)
+    return text.strip("'\"") if number is None else number
 
 
 def as_text(value: Any) -> str:
