@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from omegaconf import DictConfig
 
 from mecha_exp.app.adaptive.experiment import Experiment
 from mecha_exp.app.adaptive.learning import Descent
+from mecha_exp.app.adaptive.optimiser import Floats
 from mecha_exp.app.adaptive.points import as_list, learned_setting
 from mecha_exp.app.adaptive.progress import Progress, file_of, write_tables
 from mecha_exp.app.adaptive.request import Request
@@ -25,8 +25,6 @@ from mecha_exp.lab.points import Setting
 from mecha_exp.numbers import is_number
 from mecha_exp.system.texts import json_hash
 from mecha_exp.terminal.console import stdout
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mecha_exp.app.adaptive.optimiser import Adam
+from mecha_exp.app.adaptive.optimiser import Adam, Floats
 from mecha_exp.errors import ConfigError
 from mecha_exp.report.adaptive import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
 from mecha_exp.system.texts import csv_text
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mecha_exp.errors import EvaluationError
 from mecha_exp.numbers import is_number
 from mecha_exp.system.optuna_log import quiet_optuna
-
-Floats = NDArray[np.float64]
+from mecha_exp.verdict.panel import Floats
 
 
 @dataclass(frozen=True)
