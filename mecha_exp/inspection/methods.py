@@ -111,9 +111,7 @@ def _type(spec: ParameterSpec) -> str:
 
 def _range(spec: ParameterSpec) -> str:
     if spec.choices:
-        return " or ".join(
-            choice if isinstance(choice, str) else str(choice).lower() for choice in spec.choices
-        )
+        return spec.expected
     bounds = spec.bounds
     is_bounded = any(bound is not None for bound in (bounds.ge, bounds.gt, bounds.le, bounds.lt))
     return str(bounds) if is_bounded else ""

@@ -160,7 +160,7 @@ class _Reader:
         """The one slice of whole models; the base is added if it is not among them."""
         models = config["models"]
         inputs = [
-            self._input(m, f"models[{i}]", base, WHOLE) for i, m in enumerate(_entries(models, "models"))
+            self._input(m, f"models[{i}]", base, WHOLE) for i, m in enumerate(read_entries(models, "models"))
         ]
         if base is not None and base not in [entry.reference for entry in inputs]:
             inputs.append(Input(base, WHOLE, {}, "base_model"))
@@ -168,7 +168,7 @@ class _Reader:
 
     def slices(self, config: Any, base: Reference | None) -> Iterator[Slice]:
         """The slices of layers."""
-        for number, entry in enumerate(_entries(config, "slices")):
+        for number, entry in enumerate(read_entries(config, "slices")):
             where = f"slices[{number}]"
             check_known(entry, ("sources", "base_model", "parameters", "residual_weight"), where)
             if entry.get("residual_weight") is not None:
@@ -176,7 +176,7 @@ class _Reader:
             own = _reference(entry.get("base_model"), f"{where}.base_model") or base
             inputs = tuple(
                 self._input(source, f"{where}.sources[{i}]", own, None)
-                for i, source in enumerate(_entries(entry.get("sources"), f"{where}.sources"))
+                for i, source in enumerate(read_entries(entry.get("sources"), f"{where}.sources"))
             )
             settings = self.settings(entry.get("parameters"), f"{where}.parameters")
             yield self._checked(Slice(inputs, own, settings, where))
@@ -238,7 +238,12 @@ def _check_words(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"expected exactly one of 'models' and 'slices', got {present or 'none of them'}.")
 
 
-def _entries(config: Any, where: str) -> list[Mapping[str, Any]]:
+def read_entries(config: Any, where: str) -> list[Mapping[str, Any]]:
+    """The mappings of a list, of which there is one at least.
+
+    Raises:
+        ConfigError: it is not such a list.
+    """
     if not isinstance(config, list) or not config or not all(isinstance(e, Mapping) for e in config):
         raise ConfigError(f"{where}: expected a list of mappings, got {brief(config)}.")
     return config

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean
-from mecha_exp.mergekit.reading import output_dtype
+from mecha_exp.mergekit.reading import output_dtype, read_entries
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import check_known
 from mecha_exp.numbers import is_number, is_whole
@@ -116,9 +116,7 @@ def read_mixture(config: Mapping[str, Any]) -> Mixture:
 
 
 def _experts(config: Any, where: str) -> tuple[Expert, ...]:
-    if not isinstance(config, list) or not config or not all(isinstance(e, Mapping) for e in config):
-        raise ConfigError(f"{where}: expected a list of mappings, got {brief(config)}.")
-    return tuple(_expert(entry, f"{where}[{number}]") for number, entry in enumerate(config))
+    return tuple(_expert(e, f"{where}[{number}]") for number, e in enumerate(read_entries(config, where)))
 
 
 def _expert(config: Mapping[str, Any], where: str) -> Expert:
