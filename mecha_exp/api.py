@@ -29,6 +29,7 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
+from mecha_exp.numbers import is_whole
 from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.memory import peak_memory
 from mecha_exp.system.progress import LoggedProgress, merge_summary, tqdm_progress
@@ -210,7 +211,7 @@ def _choice(flag: bool | None, yes: str, no: str) -> str | None:
 
 
 def _workers(threads: int) -> int:
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+    if not is_whole(threads, least=0):
         raise ConfigError(f"threads: expected a whole number of at least 0, got {threads!r}")
     return max(threads, 1)
 

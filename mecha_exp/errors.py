@@ -16,7 +16,8 @@ in `Problems`, and raise when everything has been checked.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 MAX_MESSAGE = 2000
 """Characters of the longest message."""
@@ -103,6 +104,21 @@ class Problems:
         for problem in problems:
             self.add(problem)
 
+    @contextmanager
+    def collected(self, kind: type[MechaError], prefix: str = "") -> Iterator[None]:
+        """Add an error of this kind to the others, in place of raising it.
+
+        >>> problems = Problems()
+        >>> with problems.collected(ConfigError, "alpha: "):
+        ...     raise ConfigError("expected a number")
+        >>> bool(problems)
+        True
+        """
+        try:
+            yield
+        except kind as error:
+            self.add(f"{prefix}{error}")
+
     def raise_as(self, kind: type[MechaError]) -> None:
         """Raise one `kind` with all messages, if there are any."""
         if len(self._messages) == 1:
@@ -112,6 +128,21 @@ class Problems:
             rest = len(self._messages) - MAX_LISTED
             more = f"\n  and {rest} more" if rest > 0 else ""
             raise kind(f"{len(self._messages)} problems:{listed}{more}")
+
+
+@contextmanager
+def prefixed(prefix: str, kind: type[MechaError] = ConfigError) -> Iterator[None]:
+    """Put a prefix, such as the name of a setting, before the message of an error of this kind.
+
+    >>> with prefixed("output.dtype: "):
+    ...     raise ConfigError("unknown dtype 'x'")
+    Traceback (most recent call last):
+    mecha_exp.errors.ConfigError: output.dtype: unknown dtype 'x'
+    """
+    try:
+        yield
+    except kind as error:
+        raise type(error)(f"{prefix}{error}") from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -170,6 +201,15 @@ def shortened(text: str, limit: int) -> str:
     gap = f" … ({len(text):,} characters, the middle is left out) … "
     tail = (limit - len(gap)) // 4
     return text[: limit - len(gap) - tail] + gap + text[len(text) - tail :]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type where it says nothing.
+
+    >>> first_line(OSError("no such file\\nand more about it"))
+    'no such file'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def some(names: Iterable[str], limit: int = 10) -> str:

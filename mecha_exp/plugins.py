@@ -24,7 +24,7 @@ from pathlib import Path
 
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.architectures.library.registry import builtin_folder
-from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean, prefixed
 from mecha_exp.method_api.registry import BUILTIN_METHODS
 
 PACKAGE = "mecha_exp"
@@ -57,10 +57,8 @@ def _for_each(do: Callable[[str], None], plugins: Iterable[str]) -> None:
     """
     problems = Problems()
     for plugin in plugins:
-        try:
+        with problems.collected(ConfigError):
             do(plugin)
-        except ConfigError as error:
-            problems.add(error)
     problems.raise_as(ConfigError)
 
 
@@ -187,10 +185,8 @@ def _load_file(path: Path) -> None:
 
 def _load_config(path: Path) -> None:
     config = from_yaml(path.read_text(encoding="utf-8"), str(path))
-    try:
+    with prefixed(f"{path}: "):
         register(config)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def _load_code(path: Path) -> None:

@@ -9,7 +9,6 @@ many were resumed where it came to its end, and which file was at the target.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from written import digest
 
 from mecha_exp import EngineOptions, Job, Parameter, Return, merge_many, merge_method
 from mecha_exp.checkpoint.transaction import journal
@@ -84,10 +84,6 @@ def start(folder: Path, target: Path, seconds: float) -> int | None:
     resumed = os.read(receiving, 20)
     os.close(receiving)
     return int(resumed) if resumed else None
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

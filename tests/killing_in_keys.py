@@ -11,7 +11,6 @@ target before and after it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from written import digest
 
 import mecha_exp
 from mecha_exp import EngineOptions, Job, merge_many
@@ -66,10 +66,6 @@ def end_in_a_key(folder: Path, target: Path, share: float, method: str, fuse: st
         merge_in_tiles(folder, target, method, fuse)
         os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def ends_of(folder: Path, method: str, fuse: str) -> dict[str, Any]:

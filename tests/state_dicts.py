@@ -1,9 +1,12 @@
 """Small models in every shape and dtype that is known for trouble, and how to compare them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from mecha_exp.checkpoint import open_stored
 
 StateDict = dict[str, Tensor]
 
@@ -38,6 +41,17 @@ def floating(state_dict: StateDict) -> StateDict:
 def as_bytes(tensor: Tensor) -> bytes:
     """The memory of a tensor: unlike `==` it tells -0.0 from 0.0, and NaN from nothing."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two state dicts have equal tensors under the same keys."""
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def numbers_of(path: Path) -> StateDict:
+    """The tensors of a model on a disk, in whatever format."""
+    with open_stored(path) as model:
+        return {key: model.read(key) for key in model.keys()}
 
 
 def contents(state_dict: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:

@@ -2,7 +2,11 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+from mecha_exp.report import CSV_FILE, Results
+from mecha_exp.report.export import write_csv
 
 NONE = ("output=none", "evaluator=none", "-m")
 """Points that are merged and no more."""
@@ -13,6 +17,18 @@ LIBRARIES = {"processes": "cloudpickle", "slurm": "submitit", "ray": "ray"}
 
 def sweep_of(folder: Path) -> Path:
     return max((folder / "outputs" / "multiruns").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def write_table(results: Results, command: Sequence[str], folder: Path) -> list[Path]:
+    """The table alone, in place of all files that a sweep ends with."""
+    write_csv(results, folder / CSV_FILE)
+    return [folder / CSV_FILE]
+
+
+def only_run(folder: Path) -> Path:
+    """The folder of the one run below a folder."""
+    (run,) = (folder / "outputs" / "runs").iterdir()
+    return run
 
 
 def records(sweep: Path) -> list[dict]:

@@ -16,16 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from sweep_folders import write_table
+
 from mecha_exp import cli
 from mecha_exp.app.sweep import summary
-from mecha_exp.report import CSV_FILE, Results
-from mecha_exp.report.export import write_csv
-
-
-def write_table(results: Results, command: Sequence[str], folder: Path) -> list[Path]:
-    """The table alone, in place of all files that a sweep ends with."""
-    write_csv(results, folder / CSV_FILE)
-    return [folder / CSV_FILE]
 
 
 def start(folder: Path, arguments: Sequence[str]) -> int:

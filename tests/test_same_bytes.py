@@ -1,6 +1,5 @@
 """Every built-in method of the registry gives the same bytes however it is run."""
 
-import hashlib
 from itertools import count, product
 
 import pytest
@@ -11,6 +10,7 @@ from state_dicts import contents
 from test_method_properties import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from test_symmetries import ATTENTION, MLP, drawn_model
 from toy_lora import BASE, LORA, LYCORIS, OF_Q, base_model
+from written import digest
 
 import mecha_exp as mx
 from mecha_exp import (
@@ -105,10 +105,6 @@ def recipe_of(method: MergeMethod, files: list[str]) -> mx.Node:
     is_small_composite = method.kind is Kind.COMPOSITE and node.merge_space == "param"
     small = method.kind is Kind.REDUCTION or (is_small_composite and method.identifier not in MASKS)
     return shown(files[0], node) if small else node
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run(recipe, path, fuse="never", **options):

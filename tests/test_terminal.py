@@ -5,15 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
-from mecha_exp import terminal
 from mecha_exp.engine.options import SETTINGS
+from mecha_exp.terminal import bars, console, pace
 
 PATH = "/home/a researcher/models of this year/by method/expert.safetensors"
 
 
 @pytest.mark.parametrize("width", [20, 25, 30, 40, 60])
 def test_a_path_is_shortened_in_its_middle(width):
-    shortened = terminal.shortened_path(PATH, width)
+    shortened = console.shortened_path(PATH, width)
 
     beginning, ending = shortened.split("…")
     assert len(shortened) == width
@@ -23,26 +23,26 @@ def test_a_path_is_shortened_in_its_middle(width):
 
 
 def test_a_path_that_fits_stays():
-    assert terminal.shortened_path(PATH, len(PATH)) == PATH
+    assert console.shortened_path(PATH, len(PATH)) == PATH
 
 
 @pytest.mark.parametrize("width", [1, 5, 19])
 def test_the_file_s_name_stays_whole_however_narrow_the_column(width):
-    assert terminal.shortened_path(PATH, width) == "…/expert.safetensors"
+    assert console.shortened_path(PATH, width) == "…/expert.safetensors"
 
 
 @pytest.mark.parametrize("path", ["/a", "a.safetensors", ""])
 def test_a_path_is_never_made_longer(path):
-    assert terminal.shortened_path(path, 1) == path
+    assert console.shortened_path(path, 1) == path
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, width: int, is_terminal: bool) -> list[str]:
     output = io.StringIO()
-    console = Console(file=output, width=width, force_terminal=is_terminal, highlight=False, no_color=True)
-    monkeypatch.setattr(terminal, "stdout", console)
-    table = terminal.make_table("input", "file")
-    table.add_row("base", terminal.PathCell(PATH))
-    terminal.print_table(table)
+    screen = Console(file=output, width=width, force_terminal=is_terminal, highlight=False, no_color=True)
+    monkeypatch.setattr(console, "stdout", screen)
+    table = console.make_table("input", "file")
+    table.add_row("base", console.PathCell(PATH))
+    console.print_table(table)
     return output.getvalue().splitlines()
 
 
@@ -65,8 +65,8 @@ def test_elsewhere_a_path_stands_whole_on_its_line(monkeypatch, width):
 def test_a_line_is_printed_as_it_is(capsys):
     text = "/data/[red]/run:on:1/:x:.safetensors"
 
-    terminal.print_line(text)
-    terminal.show_error(text)
+    console.print_line(text)
+    console.show_error(text)
 
     printed = capsys.readouterr()
     assert printed.out == f"{text}\n"
@@ -77,9 +77,9 @@ def test_a_line_is_printed_as_it_is(capsys):
 def test_settings_of_the_engine_are_shown_as_they_are_typed(setting):
     message = f"say {setting}=x, or {setting}=y"
 
-    assert terminal.as_typed(message) == f"say engine.{setting}=x, or engine.{setting}=y"
-    assert terminal.as_typed(terminal.as_typed(message)) == terminal.as_typed(message)
-    assert terminal.as_typed(f'EngineOptions({setting}="x")') == f'EngineOptions({setting}="x")'
+    assert console.as_typed(message) == f"say engine.{setting}=x, or engine.{setting}=y"
+    assert console.as_typed(console.as_typed(message)) == console.as_typed(message)
+    assert console.as_typed(f'EngineOptions({setting}="x")') == f'EngineOptions({setting}="x")'
 
 
 class Clock:
@@ -95,18 +95,19 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(terminal, "time", clock)
+    for module in (bars, pace):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 def test_a_long_measurement_is_in_the_log_every_few_seconds(clock, monkeypatch, caplog):
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    bars = terminal.MeasuringBars()
+    shown = bars.MeasuringBars()
     with caplog.at_level("INFO"):
         for done in range(0, 101, 10):
-            bars.show("alpha=0.3", "documents", done, 100)
+            shown.show("alpha=0.3", "documents", done, 100)
             clock.now += 3
-        bars.end("alpha=0.3")
+        shown.end("alpha=0.3")
 
     assert caplog.messages[0] == "alpha=0.3: 10 of 100 documents, 27 s left"
     assert caplog.messages[-1] == "alpha=0.3: 90 of 100 documents, 3 s left"
@@ -117,56 +118,56 @@ def test_measurements_side_by_side_have_a_bar_each(clock, monkeypatch):
     output = io.StringIO()
     output.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", output)
-    monkeypatch.setattr(terminal, "stderr", Console(file=output, force_terminal=True, width=100))
-    bars = terminal.MeasuringBars()
+    monkeypatch.setattr(bars, "stderr", Console(file=output, force_terminal=True, width=100))
+    shown = bars.MeasuringBars()
     for done in (0, 2, 4):
         for name in ("first", "second"):
-            bars.show(name, "rows", done, 4)
+            shown.show(name, "rows", done, 4)
         clock.now += 1
     for name in ("first", "second", "never shown"):
-        bars.end(name)
+        shown.end(name)
 
     assert "measuring first, rows" in output.getvalue() and "measuring second, rows" in output.getvalue()
     assert "2/4" in output.getvalue()
-    assert bars._progress is None  # so that the next bar can be drawn
+    assert shown._progress is None  # so that the next bar can be drawn
 
 
 def test_the_bar_of_a_merge_and_those_of_measurements_are_drawn_together(clock, monkeypatch):
     output = io.StringIO()
     output.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", output)
-    monkeypatch.setattr(terminal, "stderr", Console(file=output, force_terminal=True, width=100))
-    bars = terminal.MeasuringBars()
+    monkeypatch.setattr(bars, "stderr", Console(file=output, force_terminal=True, width=100))
+    shown = bars.MeasuringBars()
     for done in (0, 2):  # by a worker, while the next models are merged
-        bars.show("first", "rows", done, 4)
+        shown.show("first", "rows", done, 4)
         clock.now += 2
-    with terminal.byte_bar("merging", 100) as advance:
+    with bars.byte_bar("merging", 100) as advance:
         advance("key.weight", 50)
-        bars.show("second", "rows", 0, 4)
-        bars.end("first")
-    bars.end("second")
+        shown.show("second", "rows", 0, 4)
+        shown.end("first")
+    shown.end("second")
 
     assert "measuring first, rows" in output.getvalue()
-    assert bars._progress is None
+    assert shown._progress is None
 
 
 def test_the_time_left_is_that_of_the_points_so_far(clock):
-    pace = terminal.Pace()
+    kept = pace.Pace()
     clock.now += 30
-    assert pace.note(99) == pytest.approx(30 * 99)
+    assert kept.note(99) == pytest.approx(30 * 99)
     clock.now += 10
-    assert pace.note(98) == pytest.approx(20 * 98)
+    assert kept.note(98) == pytest.approx(20 * 98)
 
 
 def test_what_takes_no_time_or_is_done_once_does_not_count_for_the_others(clock):
-    pace = terminal.Pace()
-    assert [pace.note(10 - number, is_known=True) for number in range(6)] == [0] * 6
+    kept = pace.Pace()
+    assert [kept.note(10 - number, is_known=True) for number in range(6)] == [0] * 6
     clock.now += 20
-    assert pace.note(4, seconds_of_inputs=16) == pytest.approx(4 * 4)
+    assert kept.note(4, seconds_of_inputs=16) == pytest.approx(4 * 4)
     clock.now += 4
-    assert pace.note(3) == pytest.approx(4 * 3)
+    assert kept.note(3) == pytest.approx(4 * 3)
 
 
 @pytest.mark.parametrize(("seconds", "spoken"), [(42, "42 s"), (1000, "17 min"), (20000, "5.6 h")])
 def test_times_are_spoken(seconds, spoken):
-    assert terminal.spoken_time(seconds) == spoken
+    assert pace.spoken_time(seconds) == spoken

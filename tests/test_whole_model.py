@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mecha_exp as m
-from mecha_exp import terminal
 from mecha_exp.engine.code_hash import code_hash
 from mecha_exp.engine.ir.order_statistic import RUN, SAMPLE, in_whole_blocks, sample_of_model, sample_spans
 from mecha_exp.engine.runtime import model_values
 from mecha_exp.methods.reductions import column_products, dot, kth_magnitude, model_least_kept, squared_norm
+from mecha_exp.terminal.plan import show_plan
 
 StateDict = dict[str, Tensor]
 Model = m.Parameter(Tensor)
@@ -450,7 +450,7 @@ def test_the_points_of_a_sweep_share_a_trip(files):
 
 def test_a_plan_says_that_trips_are_made(files, capsys):
     with m.plan([m.Job(m.ties(*files, density=0.2, variant="official"), {})]) as planned:
-        terminal.show_plan(planned, [path.name for path in files], {})
+        show_plan(planned, [path.name for path in files], {})
 
     words = " ".join(capsys.readouterr().out.split())
     trip = "before one more trip over 5 keys, for the numbers of the whole model:"

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.across.shares import Share, SharedMerge
+from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.checkpoint.transaction.heartbeat import free_silent_locks, heartbeat
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan, run_plan
 from mecha_exp.engine.merge import header_of
@@ -69,7 +70,7 @@ class Task:
     statistics: bool
     durable: bool
     shard_size: int | None
-    small_files: Mapping[str, Path | bytes | None]
+    small_files: SmallFiles
     options: EngineOptions
     token: str
     plugins: tuple[str, ...] = ()

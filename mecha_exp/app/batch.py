@@ -8,8 +8,6 @@ planned is left out; if a merge fails, its points are tried in halves until the 
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +35,7 @@ from mecha_exp.sources.source import infos_of
 from mecha_exp.system.file_limit import openable_files
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import human_bytes
+from mecha_exp.system.texts import csv_text
 
 log = logging.getLogger(__name__)
 
@@ -313,16 +312,14 @@ def _weight_statistics(
 ) -> tuple[dict[str, float], str]:
     """Metrics over the whole model, and a CSV table by block; both empty if nothing was compared."""
     metrics: dict[str, float] = {}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["input", "block", "distance", "relative_change", "cosine", "norm", "input_norm"])
+    rows: list[list[object]] = [
+        ["input", "block", "distance", "relative_change", "cosine", "norm", "input_norm"]
+    ]
     for model, by_key in moments.items():
         name = names[model]
         whole = summarise(by_key)[""]
-        metrics[f"weights/distance/{name}"] = whole.distance
-        metrics[f"weights/relative_change/{name}"] = whole.relative_change
-        metrics[f"weights/cosine/{name}"] = whole.cosine
+        metrics |= whole.metrics(name)
         by_block = summarise(by_key, anatomies[model].block)
         for block, s in {"(all)": whole, **by_block}.items():
-            rows.writerow([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
-    return metrics, text.getvalue() if moments else ""
+            rows.append([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
+    return metrics, csv_text(rows) if moments else ""

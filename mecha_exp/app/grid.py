@@ -14,10 +14,9 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.hydra.jobs import Scratch, decides_files, parse_override, unchecked
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain import REFERENCE, as_written
 
 _TEMPLATE = re.compile(r"'(?:mecha|mergekit|parameter)':")  # a node of a recipe that brings parameters
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def references_of(config: DictConfig) -> set[str]:
     references = parameters_of(config)
     waiting = [raw.get("recipe"), *(raw.get(name) for name in references)]
     while waiting:
-        for reference in _REFERENCE.findall(str(waiting.pop())):
+        for reference in REFERENCE.findall(str(waiting.pop())):
             if reference not in references:
                 references.add(reference)
                 waiting.append(raw.get(reference.partition(".")[0]))
@@ -129,7 +128,7 @@ def parameters_of(config: DictConfig) -> set[str]:
     raw = as_written(config)
     if not _TEMPLATE.search(str(raw.get("recipe"))):
         return set()
-    from mecha_exp.app.point import resolve
+    from mecha_exp.app.preparation import resolve
     from mecha_exp.app.recipes.templates import names_in
     from mecha_exp.plugins import load_plugins
     from mecha_exp.sources.search import folders_of

@@ -14,7 +14,8 @@ from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.run import run_point
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of
@@ -38,7 +39,8 @@ from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import print_line, show_error, show_plan, stdout
+from mecha_exp.terminal.console import print_line, show_error, stdout
+from mecha_exp.terminal.plan import show_plan
 from mecha_exp.tracking.database import absolute_uri
 from mecha_exp.tracking.names import experiment
 
@@ -70,7 +72,7 @@ def _show_plan(line: CommandLine) -> int:
         return _show_plan_of_sweep(line)
     point = prepare_job(line.config, Path("outputs/runs/<time>"))
     with plan([point.job(point.output or {})], point.options) as planned:
-        point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})  # checks it
+        point.read_scoring(planned)  # checks it
         show_plan(planned, list(point.names.values()), point.hyperparameters)
     if point.adapter:
         print_line(

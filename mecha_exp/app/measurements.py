@@ -6,17 +6,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from mecha_exp.app.batch import Merged
+from mecha_exp.app.experts import base_of, experts_found, experts_left_out, named_experts
 from mecha_exp.app.point import Point
 from mecha_exp.app.racing import Races, without_outcomes
-from mecha_exp.app.words.experts import names_of
 from mecha_exp.engine.planner.statistics import statistics_in
-from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, MechaError, MergeError
+from mecha_exp.errors import ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
 from mecha_exp.evaluation.isolation.pool import close_pools
 from mecha_exp.evaluation.model import Model, load_state_dict
@@ -29,8 +28,7 @@ from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored import StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
-from mecha_exp.sources.search import find_model
-from mecha_exp.terminal import MeasuringBars
+from mecha_exp.terminal.bars import MeasuringBars
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +257,7 @@ class Measurements:
             CheckpointError: it names a model that does not exist.
         """
         measured = self.of_inputs(point)
-        for name, path in _experts_left_out(point).items():
+        for name, path in experts_left_out(point).items():
             if measured and name not in measured:
                 measured[name] = self._of_input(point, path, name)
         return measured
@@ -275,7 +273,7 @@ class Measurements:
         """
         own: dict[str, float] = {}
         of_inputs: dict[str, dict[str, float]] = {name: {} for name in inputs}
-        named = {task: self._of_input(point, path, task) for task, path in _named_experts(point).items()}
+        named = {task: self._of_input(point, path, task) for task, path in named_experts(point).items()}
         candidates = self._candidates(point, inputs) if measured.outcomes else {}
         for evaluation, measurement in measured.parts:
             if measurement.outcomes is None:
@@ -300,7 +298,7 @@ class Measurements:
 
         A recipe that merges none of `models.experts` names its models itself, as one of mergekit does.
         """
-        candidates, experts, merged = dict(inputs), _experts_found(point), {*point.files.values()}
+        candidates, experts, merged = dict(inputs), experts_found(point), {*point.files.values()}
         if merged.isdisjoint(experts):
             return candidates
         others = [path for path in experts if path not in merged]
@@ -368,63 +366,3 @@ class Measurements:
 def _raced(point: Point) -> tuple[str, str]:
     """A point and the evaluation by which it races."""
     return point.scoring.evaluations[0].key, point.digest
-
-
-def _experts_found(point: Point) -> list[Path]:
-    """The files of `models.experts` that exist; a recipe may do without the others."""
-    found = []
-    for model in point.config["models"].get("experts") or ():
-        with suppress(CheckpointError):
-            found.append(find_model(str(model), point.options.model_dirs))
-    return found
-
-
-def base_of(point: Point) -> str | None:
-    """The name of the base among the inputs of a point; None if the base is not one of them."""
-    base = point.config["models"].get("base")
-    names = {point.files[node]: name for node, name in point.names.items()}
-    try:
-        return names.get(find_model(str(base), point.options.model_dirs)) if base else None
-    except CheckpointError:  # it does not exist, and the recipe does without it
-        return None
-
-
-def experts_of(point: Point) -> dict[str, str]:
-    """The names of the models that `models.expert_of` makes experts, by task."""
-    names = {path: name for name, path in _experts_left_out(point).items()}
-    names |= {point.files[node]: name for node, name in point.names.items()}
-    return {task: names[path] for task, path in _named_experts(point).items() if path in names}
-
-
-def _experts_left_out(point: Point) -> dict[str, Path]:
-    """The files of the experts that `models.expert_of` names and the point does not merge, by short names."""
-    taken = {*point.names.values()}
-    paths = dict.fromkeys(path for path in _named_experts(point).values() if path not in point.files.values())
-    named = zip(names_of([str(path) for path in paths]), paths, strict=True)
-    return {name: path for name, path in named if name not in taken}
-
-
-def _named_experts(point: Point) -> dict[str, Path]:
-    """The files of the experts that `models.expert_of` names, by task: inputs by their names, or paths."""
-    named = point.config["models"].get("expert_of") or {}
-    if not isinstance(named, Mapping):
-        raise ConfigError(f"models.expert_of={named}: expected tasks with models: {{task_a: expert_a}}.")
-    files = {name: point.files[node] for node, name in point.names.items()}
-    others = _experts_by_name(point)
-    return {
-        str(task): files.get(str(model))
-        or find_model(others.get(str(model), str(model)), point.options.model_dirs)
-        for task, model in named.items()
-    }
-
-
-def _experts_by_name(point: Point) -> dict[str, str]:
-    """The paths of the experts that a point could have merged: of `models.experts`, and of its set."""
-    models = point.config["models"]
-    sets, number = models.get("sets") or (), point.expert_set or 0
-    of_set = sets[number] if number < len(sets) else ()
-    named: dict[str, str] = {}
-    for experts in (of_set, models.get("experts") or ()):
-        paths = [str(expert) for expert in experts]
-        named |= zip(names_of(paths), paths, strict=True)
-    return named

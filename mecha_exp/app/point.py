@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from mecha_exp.app.outputs.adapter import AdapterOutput, adapter_output
+from mecha_exp.app.outputs.adapter import AdapterOutput
 from mecha_exp.app.provenance import input_names
-from mecha_exp.app.recipes.templates import build_filled, config_of_mergekit, small_files_of
-from mecha_exp.app.words.typed_names import in_typed_names
-from mecha_exp.checkpoint import INDEX, dtype_word, is_file_name, parse_size
-from mecha_exp.checkpoint.remote import address_of, is_address, keep_in
-from mecha_exp.engine import EngineOptions, Job
-from mecha_exp.engine.planner.by_key import output_dtype_words, parse_output_dtype
+from mecha_exp.app.recipes.templates import config_of_mergekit, small_files_of
+from mecha_exp.checkpoint import dtype_word, is_file_name
+from mecha_exp.checkpoint.remote import place_of
+from mecha_exp.engine import EngineOptions, Job, Plan
+from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.planner.meaning import meaning_of
-from mecha_exp.engine.planner.plan import check_quantize
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
-from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, did_you_mean
+from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_stats
-from mecha_exp.evaluation.registry import DIRECTIONS
-from mecha_exp.graph.by_key import PATTERNS, ByKey
-from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call, models_of
+from mecha_exp.evaluation.declaration import DIRECTIONS
+from mecha_exp.graph.by_key import ByKey
+from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.content_hash import content_of, contents_of
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.recipe.keys import main_call
-from mecha_exp.sources.search import find_model, folders_of
+from mecha_exp.sources.search import find_model
 
 SECTIONS = (
     "models",
@@ -46,8 +42,8 @@ SECTIONS = (
     "experiment",
     "debug",
 )
-"""The groups of the configuration. All other top-level keys but `_NAMES` are hyperparameters."""
-_NAMES = ("name", "plugins", "rerun", "store", "hub", "data")
+"""The groups of the configuration. All other top-level keys but `NAMES` are hyperparameters."""
+NAMES = ("name", "plugins", "rerun", "store", "hub", "data")
 _NOT_IN_THE_TENSORS = ("save", "path", "durable", "shard_size", "prune", "card")
 """Output settings that do not change the tensors, or do it in the recipe."""
 UNMEASURED = Scoring((), None, DIRECTIONS[0], None, False)
@@ -85,7 +81,7 @@ class Point:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The top-level values outside the groups, and the block weights if there are any."""
-        own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, *_NAMES) and v is not None}
+        own = {k: v for k, v in self.config.items() if k not in (*SECTIONS, *NAMES) and v is not None}
         return {**own, **({"blocks": self.config["blocks"]} if self.config["blocks"] else {})}
 
     @property
@@ -121,10 +117,8 @@ class Point:
         for model in models_of(self.recipe):
             if isinstance(model.source, InMemory):
                 continue
-            try:
+            with problems.collected(CheckpointError):
                 files[model] = find_model(model.source, self.options.model_dirs)
-            except CheckpointError as error:
-                problems.add(error)
         problems.raise_as(CheckpointError)
         return files
 
@@ -140,7 +134,7 @@ class Point:
         return {
             **self.hyperparameters,
             "method": method,
-            **{f"input/{name}": _place(self.files[model]) for model, name in self.names.items()},
+            **{f"input/{name}": place_of(self.files[model]) for model, name in self.names.items()},
             "compute_dtype": dtype_word(self.options.compute_dtype),
             "output_dtype": output_dtype_words(self.dtype),
             **({"output_quantize": self.quantize} if self.quantize else {}),
@@ -228,13 +222,14 @@ class Point:
         output = in_memory if self.output is None else self.output
         return self.job(output, {KEY: self.origin.text()})
 
-    def read_scoring(self, shapes: Mapping[str, tuple[int, ...]]) -> Scoring:
-        """The evaluators for a model of these keys and shapes.
+    def read_scoring(self, planned: Plan) -> Scoring:
+        """The evaluators for the model of its plan.
 
         Raises:
             ConfigError: everything that is wrong with the `evaluator` part of the configuration.
         """
         plugins = self.config.get("plugins") or ()
+        shapes = {key: shape for key, (_, shape) in planned.layouts[0].items()}
         return read_scoring(self.config["evaluator"], shapes, plugins, self.context)
 
     @property
@@ -248,155 +243,3 @@ class Point:
     def is_offline(self) -> bool:
         """Whether evaluators may download nothing."""
         return bool((self.config.get("hub") or {}).get("offline", True))
-
-
-def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration without the `hydra` section, all references resolved.
-
-    Raises:
-        ConfigError: a dangling reference, or a mandatory value is missing.
-    """
-    try:
-        return _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
-    except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        message = str(error).splitlines()[0]
-        if "${models.experts" in message or "models.experts" in str(error):
-            message += ". The recipe needs more experts than models.experts lists"
-        if "'statistics." in message:
-            message += (
-                ". The recipe needs a file of statistics for each expert: python -m mecha_exp calibrate "
-                "EXPERT data=FILE kind=KIND output=FILE.safetensors"
-            )
-        raise ConfigError(f"{key}{message}.") from None
-
-
-def _normal(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration in which a plugin alone is a list of one, and patterns stand among the blocks."""
-    if isinstance(plugin := config.get("plugins"), str):
-        config["plugins"] = [plugin]
-    blocks = config.get("blocks")
-    if isinstance(blocks, dict) and isinstance(blocks.get(PATTERNS), dict):
-        config["blocks"] = {**{k: v for k, v in blocks.items() if k != PATTERNS}, **blocks[PATTERNS]}
-    return config
-
-
-def _resolved(cfg: DictConfig, key: str) -> Any:
-    value = cfg[key]
-    if not OmegaConf.is_config(value):
-        return value
-    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-
-
-def prepare_job(config: DictConfig, folder: Path) -> Point:
-    """`prepare` for the configuration of a job; errors name arguments as they are typed.
-
-    Raises:
-        MechaError: as `resolve` and `prepare` raise it.
-    """
-    resolved = resolve(config)
-    try:
-        return prepare(resolved, folder)
-    except MechaError as error:
-        raise type(error)(in_typed_names(str(error), config)) from None
-
-
-def prepare(config: dict[str, Any], folder: Path) -> Point:
-    """Check a configuration and build its recipe; opens no model.
-
-    Args:
-        config: the result of `resolve`.
-        folder: the folder of the run; the model goes there unless output.path is set, as a folder of its own
-            if the first input is one.
-
-    Raises:
-        ConfigError: an invalid engine or output setting.
-        RecipeError: everything that is wrong with the recipe.
-    """
-    _keep_models(config["models"])
-    options = _options(config["engine"], folders_of(config))
-    if options.task is not None:
-        raise ConfigError(
-            "engine.task: a run measures and records a whole model. Single tasks are made by the verb merge: "
-            "python -m mecha_exp merge RECIPE.mecha engine.across=... engine.task=... -o FOLDER"
-        )
-    output = config["output"]
-    recipe = build_filled(config, options.model_dirs, (*SECTIONS, *_NAMES))
-    if output.get("prune"):
-        recipe = call("omit_component", recipe, component="ema")
-    dtype = _output_dtype(output["dtype"])
-    path, shard_size = None, _shard_size(output)
-    _require_on_disk(output["path"])
-    adapter = adapter_output(config, folder, options)
-    if output["save"] and adapter is None:
-        is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
-        default = folder / ("model" if is_folder else "model.safetensors")
-        path = Path(output["path"]).absolute() if output["path"] else default
-    _check_quantize(output, path, shard_size)
-    return Point(config, folder, recipe, options, path, dtype, shard_size, adapter=adapter)
-
-
-def _require_on_disk(path: str | None) -> None:
-    """Raise ConfigError for an output elsewhere: a run hashes and measures the file that it has made."""
-    if path and is_address(str(path)):
-        raise ConfigError(
-            f"output.path: {path} lies elsewhere, and outputs are written to this machine's disks by runs, "
-            "which measure them. The verb merge writes to buckets: python -m mecha_exp merge RECIPE.mecha -o s3://bucket/path"
-        )
-
-
-def _place(path: Path) -> str:
-    """Where a model lies: its path, or its address."""
-    return address_of(path) or str(path)
-
-
-def _reads_a_folder(recipe: Node, folders: Sequence[Path]) -> bool:
-    """Whether the first model of a recipe is a folder, whose configuration and tokenizer a result needs."""
-    sources = [str(model.source) for model in models_of(recipe) if not isinstance(model.source, InMemory)]
-    try:
-        first = find_model(sources[0], folders) if sources else None
-    except CheckpointError:  # which `Point.files` reports
-        return False
-    return first is not None and (first.is_dir() or first.name.endswith(INDEX))
-
-
-def _output_dtype(value: Any) -> torch.dtype | ByKey | None:
-    try:
-        return parse_output_dtype(value)
-    except ConfigError as error:
-        raise ConfigError(f"output.dtype: {error}") from None
-
-
-def _check_quantize(output: Mapping[str, Any], path: Path | None, shard_size: int | None) -> None:
-    try:
-        check_quantize(output.get("quantize"), path, shard_size)
-    except ConfigError as error:
-        raise ConfigError(f"output.{error}") from None
-
-
-def _shard_size(output: Mapping[str, Any]) -> int | None:
-    if output.get("shard_size") is None:
-        return None
-    try:
-        return parse_size(output["shard_size"])
-    except ConfigError as error:
-        raise ConfigError(f"output.shard_size: {error}") from None
-
-
-def _keep_models(models: Mapping[str, Any]) -> None:
-    """Keep what is read of models that lie elsewhere in `models.cache`."""
-    try:
-        keep_in(models.get("cache"), parse_size(models["cache_size"]) if models.get("cache_size") else None)
-    except ConfigError as error:
-        raise ConfigError(f"models.cache_size: {error}") from None
-
-
-def _options(engine: Mapping[str, Any], folders: list[Path]) -> EngineOptions:
-    settings = [name for name in EngineOptions.__dataclass_fields__ if name != "model_dirs"]
-    for name in engine:
-        if name not in settings:
-            raise ConfigError(f"engine.{name}: there is no such setting.{did_you_mean(name, settings)}")
-    try:
-        return EngineOptions(**engine, model_dirs=folders)
-    except ConfigError as error:
-        raise ConfigError(f"engine.{error}") from None

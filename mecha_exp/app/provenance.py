@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from mecha_exp._version import __version__
 from mecha_exp.checkpoint import INDEX
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.runs.record import CHANGES_FILE, CHECKOUT_CHANGES_FILE
-from mecha_exp.system.machine import machine
+from mecha_exp.system.machine import installed, machine
 
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "omegaconf", "mlflow")
 
@@ -25,7 +24,8 @@ _GIT_ERRORS = (OSError, subprocess.SubprocessError)
 
 def environment() -> dict[str, str]:
     """The commit, the versions and the machine that a result was made with."""
-    return {**git_state(), **versions(), **machine()}
+    versions = {"mecha_exp": __version__, "python": platform.python_version(), **installed(*PACKAGES)}
+    return {**git_state(), **{f"version/{name}": version for name, version in versions.items()}, **machine()}
 
 
 def input_names(files: Mapping[ModelNode, Path]) -> dict[ModelNode, str]:
@@ -143,15 +143,3 @@ def _top_of(folder: Path) -> Path | None:
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """The versions of Python, of this package and of its main dependencies."""
-    tags = {"version/mecha_exp": __version__, "version/python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            tags[f"version/{package}"] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return tags

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.point import Point
@@ -15,6 +13,7 @@ from mecha_exp.evaluation import Context, Evaluation, Measurement, Scoring
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, Order, Race
 from mecha_exp.evaluation.racing.order import Part
+from mecha_exp.system.texts import json_hash
 
 FindWhole = Callable[[Mapping[Point, Merged]], Outcomes]
 """The outcomes of some model by the points' main evaluator on all examples; raises an EvaluationError."""
@@ -194,7 +193,7 @@ def _metric_in(metrics: Mapping[str, float], scoring: Scoring) -> float:
 
 def _digest(part: Part) -> str:
     """A name of some examples that tells them from others."""
-    return sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+    return json_hash(part, sort_keys=True)[:16]
 
 
 def _started(point: Point, merged: Merged, part: Part, context: Context) -> Callable[[], Measurement]:

@@ -15,9 +15,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.measurements import Measured, base_of, experts_of
+from mecha_exp.app.experts import base_of, experts_of
+from mecha_exp.app.measurements import Measured
 from mecha_exp.app.outputs.cards import note_results
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.provenance import git_changes
 from mecha_exp.app.recipes.block_weights import block_weights
 from mecha_exp.app.reproduction.sources import SOURCES_FILE, sources_text
@@ -37,16 +39,22 @@ from mecha_exp.runs.outcomes import INPUT, OUTCOMES_FILE, POINT, write_outcomes
 from mecha_exp.runs.record import (
     BLOCKS_FIGURE,
     BLOCKS_FILE,
+    CONFIG_FILE,
     FAILED,
     FINISHED,
     RACE,
     RACE_EXAMPLES,
     RACE_FIDELITY,
+    RECIPE_FILE,
+    STATISTICS_FILE,
     Record,
 )
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.system.write_errors import write_sentence
-from mecha_exp.terminal import as_typed, progress_bar, show_error, show_point
+from mecha_exp.terminal.bars import progress_bar
+from mecha_exp.terminal.console import as_typed, show_error
+from mecha_exp.terminal.pace import show_point
+from mecha_exp.tracking.backend import now
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +141,7 @@ class _PointRun:
             reopen(sweep, Path(hydra.sweep.dir))
         overrides = list(hydra.overrides.task)
         name = _name_of(overrides, sweep, hydra.runtime.choices.get("recipe"))
-        record = Record(name, overrides=overrides, started=_now())
+        record = Record(name, overrides=overrides, started=now())
         return cls(cfg, folder, sweep, record, Record.find(folder))
 
     def complete(self, point: Point | Exception | None, result: Merged | Exception | None) -> None:
@@ -180,7 +188,7 @@ class _PointRun:
 
     def end(self) -> None:
         """Write the record."""
-        self.record.ended = _now()
+        self.record.ended = now()
         self.record.save(self.folder)
 
     def seconds_left(self, number: int) -> float:
@@ -303,13 +311,13 @@ def _write_files(point: Point, statistics: str) -> None:
         else:  # of an earlier start
             (folder / name).unlink(missing_ok=True)
     recipe = yaml.dump(point.config, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
-    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(recipe, encoding="utf-8")
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
-        (folder / "recipe.mecha").write_text(serialize(point.recipe), encoding="utf-8")
+        (folder / RECIPE_FILE).write_text(serialize(point.recipe), encoding="utf-8")
     if values := effective_values_in(point.recipe, point.options.model_dirs):
         (folder / BLOCKS_FILE).write_text(values_table(values), encoding="utf-8")
     if point.wants_statistics:
-        (folder / "weight_stats.csv").write_text(statistics, encoding="utf-8")
+        (folder / STATISTICS_FILE).write_text(statistics, encoding="utf-8")
 
 
 def _sources(point: Point) -> str:
@@ -322,7 +330,3 @@ def _name_of(overrides: list[str], sweep: Sweep | None, recipe: str | None) -> s
     words = [word.lstrip("+") for word in overrides]
     differing = [word for word in words if sweep and word.partition("=")[0] in sweep.swept]
     return ",".join(differing) or str(recipe)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

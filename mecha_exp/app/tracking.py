@@ -20,10 +20,13 @@ from mecha_exp.runs.record import (
     BLOCKS_FILE,
     CHANGES_FILE,
     CHECKOUT_CHANGES_FILE,
+    CONFIG_FILE,
     FAILED,
     FINISHED,
     METRICS_FILE,
+    RECIPE_FILE,
     RUN_FILE,
+    STATISTICS_FILE,
     Record,
 )
 from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep
@@ -37,11 +40,11 @@ ARTIFACTS = (
     CHANGES_FILE,
     CHECKOUT_CHANGES_FILE,
     SOURCES_FILE,
-    "recipe.yaml",
-    "recipe.mecha",
+    CONFIG_FILE,
+    RECIPE_FILE,
     BLOCKS_FILE,
     BLOCKS_FIGURE,
-    "weight_stats.csv",
+    STATISTICS_FILE,
     "mecha_exp.log",
 )
 HYDRA_ARTIFACTS = ("config.yaml", "overrides.yaml")

@@ -34,7 +34,7 @@ from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored import ModelFile, StoredMerge
 from mecha_exp.system.cores import available_cores
-from mecha_exp.terminal import Pace
+from mecha_exp.terminal.pace import Pace
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +111,7 @@ class Workbench:
         kind = (method, settings, *point.files.values())
         if kind not in self._scorings:
             with nullcontext(planned) if planned else plan([point.job({})], point.options) as its_plan:
-                shapes = {key: shape for key, (_, shape) in its_plan.layouts[0].items()}
-            self._scorings[kind] = point.read_scoring(shapes)
+                self._scorings[kind] = point.read_scoring(its_plan)
         return self._scorings[kind]
 
     def recall(self, point: Point) -> Merged | None:

@@ -11,9 +11,8 @@ from mecha_exp.checkpoint.dtypes import (
     torch_dtype,
 )
 from mecha_exp.checkpoint.folder import Component, components_of, load, open_stored
-from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.model import Checkpoint, StateDictSource
-from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, encode_header, read_header
+from mecha_exp.checkpoint.safetensors.header import INDEX, Header, TensorInfo, encode_header, read_header
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import is_file_name, parse_size
 from mecha_exp.checkpoint.transaction.journal import Note

@@ -11,14 +11,14 @@ from typing import Any
 from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
-from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
 from mecha_exp.checkpoint.remote.address import GOOGLE, S3, address_in, scheme_of
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import Package, is_file_name, pack
-from mecha_exp.checkpoint.sidecars import CARD, CONFIG, companions, content_of, is_own_card
+from mecha_exp.checkpoint.sidecars import CARD, CONFIG, SmallFiles, companions, content_of, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder
 from mecha_exp.checkpoint.upload.writer import UploadWriter, check_address
@@ -39,7 +39,7 @@ class Template:
 
     folder: Path
     tensors: Layout = field(repr=False)
-    replaced: Mapping[str, Path | bytes | None] = field(default_factory=dict, repr=False)
+    replaced: SmallFiles = field(default_factory=dict, repr=False)
     entries: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property

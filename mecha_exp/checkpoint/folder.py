@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from mecha_exp.checkpoint.formats import FOLDER_SUFFIXES, INDEX, open_file
+from mecha_exp.checkpoint.formats import FOLDER_SUFFIXES, open_file
 from mecha_exp.checkpoint.model import JoinedModel, StateDictSource
-from mecha_exp.checkpoint.safetensors.header import SUFFIX, cannot_open, open_regular
+from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES, SUFFIX, cannot_open, open_regular
 from mecha_exp.errors import CheckpointError, some
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ ADAPTER_STEM = "adapter_model"
 """The name of an adapter's weights, before `.safetensors` or `.bin`."""
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
-
-_MAX_INDEX_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def read_index(index: Path) -> dict[str, set[str]]:
     try:
         with open_regular(index) as file:
             size = file.stat().st_size
-            if size > _MAX_INDEX_BYTES:
+            if size > MAX_INDEX_BYTES:
                 raise CheckpointError(f"{index} has {size:,} bytes: this is not an index of shards.")
             text = bytearray(size)
             file.read_into(0, memoryview(text))

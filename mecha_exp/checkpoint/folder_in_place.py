@@ -19,6 +19,7 @@ from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.checkpoint.sidecars import CARD, is_own_card
 from mecha_exp.errors import CheckpointError
+from mecha_exp.system.folders import files_below
 
 _SHARD = r"-\d{5}-of-\d{5}"
 _TOKEN = r"\.mecha-[0-9a-f]{8}"
@@ -61,8 +62,7 @@ def publish_in_place(
     token = secrets.token_hex(4)
     files_of = [_move_shards(staged, target, package, token) for package in packages]
     last = {package.path_of(_deciding(package)) for package in packages}
-    rest = sorted(path for path in staged.rglob("*") if path.is_file())
-    names = [path.relative_to(staged).as_posix() for path in rest]
+    names = list(files_below(staged))
     for name in names:
         if name not in last and name != PIPELINE:
             _move(staged / name, target / name)

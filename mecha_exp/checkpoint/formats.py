@@ -50,9 +50,6 @@ FOLDER_SUFFIXES = tuple(suffix for known in FORMATS for suffix in known.suffixes
 SUFFIXES = FOLDER_SUFFIXES + tuple(suffix for known in FORMATS for suffix in known.other_suffixes)
 """The suffixes of all checkpoint files."""
 
-INDEX = ".index.json"
-"""The suffix of an index of shards."""
-
 
 def open_file(path: Path) -> StateDictSource:
     """Open a checkpoint file by its first bytes. A file of no known format is refused as safetensors.

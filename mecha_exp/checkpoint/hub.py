@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mecha_exp.checkpoint.formats import FORMATS, INDEX, SUFFIXES
-from mecha_exp.errors import CheckpointError
+from mecha_exp.checkpoint.formats import FORMATS, SUFFIXES
+from mecha_exp.checkpoint.safetensors.header import INDEX
+from mecha_exp.errors import CheckpointError, first_line
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
@@ -50,7 +51,6 @@ def hub_folder(name: str, offline: bool = False) -> Path:
             if any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
                 return folder
     except Exception as error:  # the library also raises errors of its transport
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if offline:
             raise CheckpointError(
                 f"'{name}' is not a file here, and is not in the cache of the Hugging Face hub. Nothing is "
@@ -58,6 +58,6 @@ def hub_folder(name: str, offline: bool = False) -> Path:
             ) from None
         raise CheckpointError(
             f"'{name}' is not a file here, is not in the cache of the Hugging Face hub, and cannot be "
-            f"fetched: {cause}"
+            f"fetched: {first_line(error)}"
         ) from None
     raise CheckpointError(f"'{name}' of the Hugging Face hub has no weights that can be read.")

@@ -19,9 +19,11 @@ from mecha_exp.checkpoint.positional import (
     adjacent,
     byte_view,
     file_changed,
+    identity_of,
+    is_still,
     require_little_endian,
 )
-from mecha_exp.checkpoint.remote.stand_in import address_of
+from mecha_exp.checkpoint.remote.stand_in import place_of
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
@@ -143,23 +145,12 @@ class ListedSource(StateDictSource):
             raise self._unknown(key) from None
 
 
-class Checkpoint(ListedSource):
-    """An open safetensors file. The header is checked when it is opened, data are read on demand.
-
-    Any number of threads may read at once. A memory map would count every page read against the process
-    and turn a file that shrinks into a crash: this reads into the caller's buffers instead. The keys are in
-    the order in which the tensors lie in the file.
-
-    >>> with Checkpoint("model.safetensors") as checkpoint:
-    ...     tile = torch.empty(4096, dtype=torch.float16)
-    ...     checkpoint.read_into("layer.weight", 0, tile)
+class FileModel(ListedSource):
+    """A source that reads from one open file.
 
     Args:
         path: of the file.
         file: what is read, where that is not the file at `path`.
-
-    Attributes:
-        header: the checked header.
     """
 
     path: Path
@@ -171,11 +162,41 @@ class Checkpoint(ListedSource):
         self._file: ReadableFile = file or open_regular(path)
         try:
             self.name, self.identity = self._file.name, self._file.identity
-            self.header: Header = parse_header(self._file)
-            self._infos = self.header.tensors
+            self._read_header()
         except BaseException:
             self._file.close()
             raise
+
+    @abstractmethod
+    def _read_header(self) -> None:
+        """Set `_infos` by what the file begins with."""
+
+    def check_unchanged(self) -> None:
+        if not self._file.is_unchanged():
+            raise file_changed(self.name)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Checkpoint(FileModel):
+    """An open safetensors file. The header is checked when it is opened, data are read on demand.
+
+    Any number of threads may read at once. A memory map would count every page read against the process
+    and turn a file that shrinks into a crash: this reads into the caller's buffers instead. The keys are in
+    the order in which the tensors lie in the file.
+
+    >>> with Checkpoint("model.safetensors") as checkpoint:
+    ...     tile = torch.empty(4096, dtype=torch.float16)
+    ...     checkpoint.read_into("layer.weight", 0, tile)
+
+    Attributes:
+        header: the checked header.
+    """
+
+    def _read_header(self) -> None:
+        self.header: Header = parse_header(self._file)
+        self._infos = self.header.tensors
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -198,19 +219,8 @@ class Checkpoint(ListedSource):
         infos = map(self.info, keys)
         self._file.expect((info.offset, info.nbytes) for info in infos)
 
-    def unchanged(self) -> bool:
-        """Whether the file is still what it was when it was opened."""
-        return self._file.is_unchanged()
 
-    def check_unchanged(self) -> None:
-        if not self.unchanged():
-            raise file_changed(self.name)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class JoinedModel(StateDictSource):
+class JoinedModel(ListedSource):
     """Several models as one: the shards of a model, or the components of a pipeline.
 
     Args:
@@ -225,12 +235,13 @@ class JoinedModel(StateDictSource):
         parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]],
         beside: Sequence[Path] = (),
     ) -> None:
-        self.path, self.name = path, address_of(path) or str(path)
+        self.path, self.name = path, place_of(path)
         self._models = [model for _, model, _ in parts]
         self.files = (*(file for model in self._models for file in model.files), *beside)
-        self._beside = {file: _version(file) for file in beside}
+        self._beside = {file: identity_of(file.stat()) for file in beside}
         of_models = (item for model in self._models for item in model.identity or ())
-        self.identity = (*of_models, *(item for version in self._beside.values() for item in version))
+        of_files = (item for file, known in self._beside.items() for item in (str(file.resolve()), *known))
+        self.identity = (*of_models, *of_files)
         self._places: dict[str, tuple[StateDictSource, str]] = {}  # the model of a key, and its prefix
         for prefix, model, selected in parts:
             keys = [key for key in model.keys() if selected is None or key in selected]
@@ -253,17 +264,8 @@ class JoinedModel(StateDictSource):
     def __contains__(self, key: object) -> bool:
         return key in self._places
 
-    def info(self, key: str) -> TensorInfo:
-        try:
-            return self._infos[key]
-        except KeyError:
-            raise self._unknown(key) from None
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        return self._infos
-
     @cached_property
-    def _infos(self) -> Mapping[str, TensorInfo]:
+    def _infos(self) -> Mapping[str, TensorInfo]:  # type: ignore[override]  # found when it is asked for
         return {key: model.info(key[len(prefix) :]) for key, (model, prefix) in self._places.items()}
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
@@ -292,8 +294,8 @@ class JoinedModel(StateDictSource):
     def check_unchanged(self) -> None:
         for model in self._models:
             model.check_unchanged()
-        for file, version in self._beside.items():
-            if not file.is_file() or _version(file) != version:
+        for file, known in self._beside.items():
+            if not is_still(file, known):
                 raise file_changed(file)
 
     def close(self) -> None:
@@ -313,9 +315,3 @@ class JoinedModel(StateDictSource):
         except KeyError:
             raise self._unknown(key) from None
         return model, key[len(prefix) :]
-
-
-def _version(file: Path) -> tuple[str | int, ...]:
-    """A value that changes when a file is changed or replaced."""
-    status = file.stat()
-    return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns

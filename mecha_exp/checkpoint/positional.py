@@ -62,6 +62,14 @@ def identity_of(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def is_still(path: Path, identity: tuple[int, int, int]) -> bool:
+    """Whether a path leads to the file of that identity, unchanged."""
+    try:
+        return identity_of(path.stat()) == identity
+    except OSError:
+        return False
+
+
 def file_changed(file: object) -> CheckpointError:
     """The error of a file that is not what it was when it was opened."""
     return CheckpointError(f"{file} changed while it was being read. Run again once it is at rest.")
@@ -127,10 +135,7 @@ class PositionalFile:
 
     def is_unchanged(self) -> bool:
         """Whether the path still leads to the file that was opened, unchanged since."""
-        try:
-            return identity_of(self.path.stat()) == self._opened
-        except OSError:
-            return False
+        return is_still(self.path, self._opened)
 
     def expect(self, extents: Iterable[tuple[int, int]]) -> None:
         """Do nothing: the system reads ahead by itself."""

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component
-from mecha_exp.checkpoint.formats import INDEX
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
-from mecha_exp.checkpoint.safetensors.header import SUFFIX
+from mecha_exp.checkpoint.safetensors.header import INDEX, SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, some
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", re.IGNORECASE)

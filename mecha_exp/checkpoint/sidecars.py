@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mecha_exp.checkpoint.dtypes import Layout, torch_dtype
 from mecha_exp.checkpoint.folder import PIPELINE
-from mecha_exp.checkpoint.formats import INDEX, SUFFIXES
+from mecha_exp.checkpoint.formats import SUFFIXES
 from mecha_exp.checkpoint.remote import fetch_small_files
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.errors import CheckpointError
+
+SmallFiles: TypeAlias = Mapping[str, Path | bytes | None]
+"""Files beside weights by their names: a file or content that is written, and None for one left out."""
 
 CONFIG = "config.json"
 CONFIG_SECTIONS = ("quantization_config", "compression_config")
@@ -57,6 +61,11 @@ def companions(folder: Path) -> dict[str, Path]:
     return {file.name: file for file in _small_files(folder)}
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of a model, given as that folder or as a file in it."""
+    return path if path.is_dir() else path.parent
+
+
 def is_own_card(file: Path) -> bool:
     """Whether a file is a model card that this library wrote, by its front matter."""
     try:
@@ -72,9 +81,8 @@ def config_beside(path: Path | None) -> Mapping[str, Any]:
     """The content of the config.json in a model's folder; empty where there is none."""
     if path is None:
         return {}
-    folder = path if path.is_dir() else path.parent
     try:
-        content = json.loads((folder / CONFIG).read_bytes())
+        content = json.loads((folder_of(path) / CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -16,9 +16,9 @@ import torch
 
 from mecha_exp.checkpoint.dtypes import dtype_name
 from mecha_exp.checkpoint.model import ListedSource
-from mecha_exp.checkpoint.positional import file_changed, identity_of, require_little_endian
+from mecha_exp.checkpoint.positional import file_changed, identity_of, is_still, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, first_line, prefixed, some
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,7 @@ class PickledModel(ListedSource):
         view[:] = raw[start : start + len(view)].numpy().data
 
     def check_unchanged(self) -> None:
-        try:
-            unchanged = identity_of(self.path.stat()) == self._status
-        except OSError:
-            unchanged = False
-        if not unchanged:
+        if not is_still(self.path, self._status):
             raise file_changed(self.path)
 
     def close(self) -> None:
@@ -94,10 +90,9 @@ class PickledModel(ListedSource):
         except pickle.UnpicklingError as error:
             raise CheckpointError(self._refused(str(error))) from None
         except _DAMAGED as error:
-            cause = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"{self.path} cannot be read as a pickle checkpoint: {cause[:200]}. It is damaged or was not "
-                "fully copied: download or copy it again."
+                f"{self.path} cannot be read as a pickle checkpoint: {first_line(error)[:200]}. It is "
+                "damaged or was not fully copied: download or copy it again."
             ) from None
         return self._unwrap(loaded)
 
@@ -151,10 +146,8 @@ class PickledModel(ListedSource):
         unmergeable = _unmergeable(tensor)
         if unmergeable:
             raise CheckpointError(f"{self.path}: {key} is {unmergeable}, which cannot be merged.")
-        try:
+        with prefixed(f"{self.path}: {key}: ", CheckpointError):
             return TensorInfo(dtype_name(tensor.dtype), tuple(tensor.shape), 0, tensor.nbytes)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: {key}: {error}") from None
 
 
 def _unmergeable(tensor: torch.Tensor) -> str:

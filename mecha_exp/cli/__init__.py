@@ -122,20 +122,20 @@ def _run() -> int:
     try:
         return _verb_of(arguments)(arguments[1:] if arguments and arguments[0] in VERBS else arguments)
     except MechaError as error:
-        from mecha_exp.terminal import show_error
+        from mecha_exp.terminal.console import show_error
 
         show_error(str(error))
         return 1
     except OSError as error:
         from mecha_exp.system.write_errors import write_sentence
-        from mecha_exp.terminal import show_error
+        from mecha_exp.terminal.console import show_error
 
         if (sentence := write_sentence(error)) is None:
             raise
         show_error(f"{sentence} What is done is kept, and the same command goes on.")
         return 1
     except KeyboardInterrupt:
-        from mecha_exp.terminal import show_error
+        from mecha_exp.terminal.console import show_error
 
         show_error("interrupted. The same command starts again.")
         return INTERRUPTED

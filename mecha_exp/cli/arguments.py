@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.engine.options import SETTINGS, EngineOptions
-from mecha_exp.errors import ConfigError, Problems, RecipeError, brief, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, RecipeError, brief, did_you_mean, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.recipe import Merge, read_merge
+from mecha_exp.numbers import number_in
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize_path
 from mecha_exp.recipe.files import fill_from_files, find_recipe
@@ -130,10 +131,8 @@ def engine_options(options: argparse.Namespace, **defaults: Any) -> EngineOption
         setting = name.removeprefix(_ENGINE)
         settings[setting] = int(value) if setting in _NUMBERS and value.isdecimal() else value
     problems.raise_as(ConfigError)
-    try:
+    with prefixed(_ENGINE):
         return EngineOptions(**settings, model_dirs=options.models_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{_ENGINE}{error}") from None
 
 
 def load_recipe(options: argparse.Namespace) -> Node:
@@ -181,12 +180,8 @@ def _value(word: str) -> Any:
     """The value of a word of the command line: a number, true, false, null, or else a path."""
     if word in CONSTANTS:
         return CONSTANTS[word]
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word
+    number = number_in(word)
+    return word if number is None else number
 
 
 def read_words(

@@ -26,7 +26,8 @@ from mecha_exp.sources.statistics import (
     StatisticsHeader,
 )
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import examples_bar, print_line, stdout
+from mecha_exp.terminal.bars import examples_bar
+from mecha_exp.terminal.console import print_line, stdout
 
 EXAMPLE = """\
 settings, as name=value:

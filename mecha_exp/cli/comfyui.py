@@ -9,7 +9,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.terminal import print_line
+from mecha_exp.terminal.console import print_line
 
 NAME = "mecha_exp_nodes"
 """The folder among the custom nodes; another name than the package, which it would hide."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import add_offline, add_recipe, load_recipe, make_parser
 from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
 from mecha_exp.recipe.templates import describe
-from mecha_exp.terminal import print_line, stderr
+from mecha_exp.terminal.console import print_line, stderr
 
 EXAMPLE = """\
 example: a template with the parameters a, c and alpha

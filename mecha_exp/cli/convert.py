@@ -21,7 +21,8 @@ from mecha_exp.sources.format_view import ConvertedSource, convert_source
 from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.search import find_model
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import byte_bar, print_line, stdout
+from mecha_exp.terminal.bars import byte_bar
+from mecha_exp.terminal.console import print_line, stdout
 
 EXAMPLE = """\
 examples:

@@ -13,7 +13,7 @@ from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.runs.query import Run, find_run
 from mecha_exp.runs.record import RUN_FILE
-from mecha_exp.terminal import print_json
+from mecha_exp.terminal.console import print_json
 
 EXAMPLE = """\
 examples:

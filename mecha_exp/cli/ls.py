@@ -19,7 +19,7 @@ from mecha_exp.report.verdict import ELSEWHERE, elsewhere_text
 from mecha_exp.runs.query import SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.runs.record import FAILED
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.terminal import make_table, print_json, print_table, stdout
+from mecha_exp.terminal.console import make_table, print_json, print_table, stdout
 
 EXAMPLE = """\
 examples:

@@ -31,7 +31,8 @@ from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
 from mecha_exp.recipe.files import find_recipe
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal import as_typed, print_line, progress_bar
+from mecha_exp.terminal.bars import progress_bar
+from mecha_exp.terminal.console import as_typed, print_line
 
 EXAMPLE = """\
 examples:

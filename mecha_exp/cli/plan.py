@@ -49,7 +49,7 @@ def _plan_of_configuration(arguments: list[str]) -> int:
 
 def _plan_of_file(options: argparse.Namespace) -> int:
     from mecha_exp.app.provenance import input_names
-    from mecha_exp.terminal import show_plan
+    from mecha_exp.terminal.plan import show_plan
 
     recipe = load_recipe(options)
     engine = engine_options(options)

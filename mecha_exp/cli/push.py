@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.publishing.push import Upload
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, print_line, print_table
+from mecha_exp.terminal.console import make_table, print_line, print_table
 
 EXAMPLE = """\
 examples:

@@ -12,7 +12,8 @@ from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.search import find_model
-from mecha_exp.terminal import examples_bar, print_line
+from mecha_exp.terminal.bars import examples_bar
+from mecha_exp.terminal.console import print_line
 
 EXAMPLE = """\
 settings, as name=value:

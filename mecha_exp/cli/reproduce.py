@@ -15,7 +15,7 @@ from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.paths import OUTPUTS, TRACKING_URI
 from mecha_exp.plugins import load_plugins
-from mecha_exp.terminal import print_json, print_line
+from mecha_exp.terminal.console import print_json, print_line
 
 EXAMPLE = """\
 examples:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
-from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.export import write_csv
@@ -20,7 +20,7 @@ from mecha_exp.report.notes import notes_of
 from mecha_exp.report.results import results_of
 from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
-from mecha_exp.terminal import print_json, print_line, stdout
+from mecha_exp.terminal.console import print_json, print_line, stdout
 
 EXAMPLE = """\
 examples:

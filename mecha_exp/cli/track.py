@@ -9,7 +9,7 @@ from mecha_exp.cli.arguments import make_parser
 from mecha_exp.paths import TRACKING_URI
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import SWEEP_FILE
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal.console import stdout
 from mecha_exp.tracking import Store
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, TrackingError
 from mecha_exp.paths import TRACKING_URI
-from mecha_exp.terminal import print_line, stdout
+from mecha_exp.terminal.console import print_line, stdout
 from mecha_exp.tracking.database import SQLITE, absolute_uri
 from mecha_exp.tracking.mlflow_client import last_comparison
 

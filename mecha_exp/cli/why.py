@@ -17,7 +17,7 @@ from mecha_exp.report.shapley import Attribution
 from mecha_exp.report.why import Reasons, reasons_of
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep
-from mecha_exp.terminal import make_table, print_json, print_line, print_table
+from mecha_exp.terminal.console import make_table, print_json, print_line, print_table
 
 EXAMPLE = """\
 examples:

@@ -20,6 +20,7 @@ from mecha_exp.graph.nodes import (
     ModelNode,
     Node,
     ParameterNode,
+    calls_of,
     models_of,
     walk,
 )
@@ -33,8 +34,7 @@ def config_of_constants(recipe: Node) -> ModelConfig | None:
     if models_of(recipe) or any(isinstance(node, ParameterNode) for node in walk(recipe)):
         return None
     declared = [node.declared_config for node in (recipe, *walk(recipe))]
-    calls = [node for node in walk(recipe) if isinstance(node, MergeNode)]
-    declared += [spec.config for call in calls for spec in call.method.signature.parameters]
+    declared += [spec.config for call in calls_of(recipe) for spec in call.method.signature.parameters]
     name = next(filter(None, declared), None)
     return resolve(name) if name else None
 

@@ -11,6 +11,7 @@ import torch
 from mecha_exp.checkpoint import parse_dtype
 from mecha_exp.engine.devices import CPU, check_device
 from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.numbers import is_whole
 from mecha_exp.system.cores import available_cores
 
 ON_MISSING = ("error", "skip", "base")
@@ -165,5 +166,5 @@ class EngineOptions:
 
 
 def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_whole(value, least=1):
         raise ConfigError(f"{name}: expected a positive whole number, got {value!r}")

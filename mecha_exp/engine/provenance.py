@@ -11,11 +11,9 @@ The header of a safetensors file holds the recipe as text (`mecha_recipe`) and, 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, Node, models_of
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.recipe.text import serialize
+from mecha_exp.system.machine import installed
 
 KEY = "mecha_origin"
 PROVENANCE_KEYS = (METADATA_KEY, KEY)
@@ -100,13 +99,9 @@ def settings_of(options: EngineOptions) -> dict[str, str]:
     return {name: str(getattr(options, name)).removeprefix("torch.") for name in SETTINGS}
 
 
-@cache
 def versions() -> dict[str, str]:
     """The versions of the packages that decide bits."""
-    return {
-        "mecha_exp": __version__,
-        **{package: importlib.metadata.version(package) for package in _PACKAGES},
-    }
+    return {"mecha_exp": __version__, **installed(*_PACKAGES)}
 
 
 def _dtype_setting(dtype: torch.dtype | ByKey) -> Any:

@@ -60,6 +60,13 @@ class Statistics:
         """distance / input_norm; NaN where the input is zero."""
         return self.distance / self.input_norm if self.input_norm else math.nan
 
+    def metrics(self, name: str) -> dict[str, float]:
+        """The metrics of a run that compare it with the input of that name."""
+        return {
+            f"weights/{metric}/{name}": getattr(self, metric)
+            for metric in ("distance", "relative_change", "cosine")
+        }
+
 
 def statistics_of(stored: Node, models: Sequence[ModelNode]) -> dict[ModelNode, Node]:
     """For each input in weight space the node whose value is the `moments` of the stored result and it.

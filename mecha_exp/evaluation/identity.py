@@ -16,8 +16,10 @@ from typing import Any
 from mecha_exp.engine.code_hash import of_function
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.registry import Evaluator
+from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.lab.content_hash import content_of
+from mecha_exp.system.folders import files_below
+from mecha_exp.system.texts import json_hash
 
 TORCH = "torch"
 
@@ -89,9 +91,7 @@ def _content(evaluator: Evaluator, path: Path) -> str:
             return content_of(path)
         if not path.is_dir():
             raise FileNotFoundError
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        listed = [[file.relative_to(path).as_posix(), content_of(file)] for file in files]
-        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+        return json_hash([[name, content_of(file)] for name, file in files_below(path).items()])
     except FileNotFoundError:
         raise ConfigError(f"the evaluator '{evaluator.name}' reads {path}, which does not exist.") from None
     except (OSError, CheckpointError) as error:

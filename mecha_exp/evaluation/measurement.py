@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError, EvaluationError, brief, some
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import CONTEXT, Evaluator, metric_problem
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import CONTEXT, Evaluator, metric_problem
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mecha_exp.errors import EvaluationError, did_you_mean
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import EXAMPLES, SPLIT, Evaluator
 from mecha_exp.evaluation.identity import key_of
 from mecha_exp.evaluation.isolation.pool import EvaluationPool, evaluation_pool
 from mecha_exp.evaluation.isolation.process import evaluation_process
@@ -20,7 +21,6 @@ from mecha_exp.evaluation.isolation.request import Request
 from mecha_exp.evaluation.measurement import Measurement, measured_by
 from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.racing import Fidelity, RaceSettings
-from mecha_exp.evaluation.registry import EXAMPLES, SPLIT, Evaluator
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,19 +8,20 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError, Problems, did_you_mean, nearest, some
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.isolation.pool import read_workers
-from mecha_exp.evaluation.racing import read_fidelity, read_race
-from mecha_exp.evaluation.registry import (
+from mecha_exp.evaluation.declaration import (
     DIRECTIONS,
     SETTINGS,
     SPLIT,
     WEIGHT_STATS,
     Evaluator,
     Shapes,
-    find_evaluator,
     metric_problem,
 )
+from mecha_exp.evaluation.isolation.pool import read_workers
+from mecha_exp.evaluation.racing import read_fidelity, read_race
+from mecha_exp.evaluation.registry import find_evaluator
 from mecha_exp.evaluation.scoring import Evaluation, Scoring
+from mecha_exp.numbers import is_number
 
 AS = "as"
 """The key of an entry of `evaluator.also` that names its numbers."""
@@ -94,7 +95,7 @@ def _evaluations(
     """
     evaluations: list[Evaluation] = []
     for index, request in enumerate(requests):
-        try:
+        with problems.collected(ConfigError):
             if request["name"] == WEIGHT_STATS:
                 continue
             evaluator = find_evaluator(request.pop("name"), shapes)
@@ -109,8 +110,6 @@ def _evaluations(
                 evaluator.check(shapes, checked, bound)
             evaluations.append(Evaluation(evaluator, bound, prefix, context))
             _ = evaluations[-1].key  # raises if a file that it reads does not exist
-        except ConfigError as error:
-            problems.add(error)
     return evaluations
 
 
@@ -120,17 +119,14 @@ def _check_examples(
     """Check that the main evaluator can measure its examples in parts, as a race does."""
     if main.evaluator.check_examples is None:
         return
-    try:
+    with problems.collected(ConfigError, f"evaluator.race={str(race).lower()}: "):
         main.evaluator.check_examples(shapes, checked, main.parameters)
-    except ConfigError as error:
-        problems.add(f"evaluator.race={str(race).lower()}: {error}")
 
 
 def _timeout(settings: Mapping[str, Any], problems: Problems) -> float | None:
     """The seconds that an evaluator may take for a model; None is unlimited."""
     timeout: float | None = settings.get("timeout")
-    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and timeout > 0):
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
         problems.add(f"evaluator.timeout: expected seconds above 0, or null for any time, got {timeout!r}.")
     return timeout
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import Options, Shapes
 from mecha_exp.evaluators.common import ModelFolder, check_network, folder_of, frozen_folder, network
 from mecha_exp.evaluators.vision.encoders import encoder_of
 from mecha_exp.evaluators.vision.frozen import changed_at

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean, some
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.model import load_state_dict
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import Options, Shapes, evaluator
+from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common import (
     ModelFolder,
     check_module,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import Options, Shapes
 from mecha_exp.evaluators.common import ModelFolder, check_network, folder_of, network
 from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.encoders import CLASSIFIER, CLASSIFIES, encoder_of, names_of_outputs

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import Options, Shapes, evaluator
+from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common.devices import check_room
 from mecha_exp.evaluators.pictures.components import check_components, networks_of
 from mecha_exp.evaluators.pictures.drawing import Drawing, given_of, png

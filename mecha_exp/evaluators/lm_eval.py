@@ -15,9 +15,10 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError, EvaluationError, brief, did_you_mean
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluation.measurement import Measurement
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import Options, Shapes, evaluator
+from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
 from mecha_exp.evaluators.common.networks import NAN_LOGITS, refuse_nan, write_model
 from mecha_exp.evaluators.harness.parts import check_parts

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mecha_exp.errors import RecipeError, did_you_mean, some
 from mecha_exp.graph.curves import Gradient, Preset, is_like_a_preset
 from mecha_exp.graph.kinds import keys_selected, near_kind
+from mecha_exp.numbers import is_number
 
 if TYPE_CHECKING:
     from mecha_exp.architectures.anatomy import Anatomy
@@ -212,7 +213,7 @@ def by_key(value: Mapping[str, Any]) -> Value | ByKey:
         words |= _flat(words.pop(BLOCKS, None) or {})
     default = words.pop(DEFAULT, None)
     convention, preset = (
-        None if _is_number(words.get(w)) else words.pop(w, None) for w in (CONVENTION, PRESET)
+        None if is_number(words.get(w)) else words.pop(w, None) for w in (CONVENTION, PRESET)
     )
     if preset is not None:
         default = Preset(str(preset))
@@ -228,7 +229,7 @@ def as_curve(value: Value) -> Value:
     Raises:
         RecipeError: no preset has that name.
     """
-    if isinstance(value, tuple) and value and all(_is_number(v) for v in value):
+    if isinstance(value, tuple) and value and all(is_number(v) for v in value):
         return Gradient(tuple(float(v) for v in value))  # type: ignore[arg-type]
     return Preset(value) if isinstance(value, str) and is_like_a_preset(value) else value
 
@@ -236,10 +237,6 @@ def as_curve(value: Value) -> Value:
 def curve_words(curve: Gradient | Preset) -> Scalar | tuple[Scalar, ...]:
     """The text form of a curve: the name of a preset, the points of a gradient."""
     return curve.name if isinstance(curve, Preset) else curve.points
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(value: Value) -> str:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -271,6 +271,11 @@ class MergeNode(Node):
         return tuple(child for _, child in self.named_children)
 
     @property
+    def literals(self) -> dict[str, Any]:
+        """The values of the arguments that are literals, by their names; of several of a name the last."""
+        return {name: child.value for name, child in self.named_children if isinstance(child, LiteralNode)}
+
+    @property
     def declared_config(self) -> str | None:
         return self.method.signature.returned.config
 
@@ -330,9 +335,19 @@ def walk(
             stack.extend((child, False) for child in reversed(below))
 
 
-def models_of(*roots: Node) -> list[ModelNode]:
-    """The models that the recipes read, in the order of their arguments."""
-    return [node for node in walk(*roots) if isinstance(node, ModelNode)]
+def models_of(*roots: Node, children: Callable[[Node], Sequence[Node]] = children_of) -> list[ModelNode]:
+    """The models that the recipes read, in the order of their arguments; `children` as for `walk`."""
+    return [node for node in walk(*roots, children=children) if isinstance(node, ModelNode)]
+
+
+def calls_of(*roots: Node) -> list[MergeNode]:
+    """The calls of the recipes, arguments before their users."""
+    return [node for node in walk(*roots) if isinstance(node, MergeNode)]
+
+
+def is_call(node: object, *methods: str) -> TypeGuard[MergeNode]:
+    """Whether a node is a call of one of these methods."""
+    return isinstance(node, MergeNode) and node.method.identifier in methods
 
 
 def _literal_identity(value: Literal) -> Any:

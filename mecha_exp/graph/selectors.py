@@ -15,7 +15,7 @@ from typing import Any
 
 from mecha_exp.graph.by_key import CONVENTION, ByKey
 from mecha_exp.graph.literals import SELECT, node_by_key
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.graph.nodes import LiteralNode, Node, is_call
 
 
 def has_nodes(value: Any) -> bool:
@@ -37,7 +37,7 @@ def simplified(node: Node) -> Node:
 
 def _read(node: Node) -> tuple[dict[str, Any], str | None] | None:
     """The arguments of `node_by_key` that a call of `select` stands for; None for other nodes."""
-    if not isinstance(node, MergeNode) or node.method.identifier != SELECT:
+    if not is_call(node, SELECT):
         return None
     arguments: dict[str, Any] = dict(node.arguments)
     which, values = arguments["which"], arguments["values"]

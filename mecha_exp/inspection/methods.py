@@ -14,11 +14,11 @@ from rich.markup import escape
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.planner.statistics import NEEDED, STATISTICS
 from mecha_exp.graph.literals import model
-from mecha_exp.graph.nodes import MergeNode, Node, walk
+from mecha_exp.graph.nodes import Node, calls_of
 from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, resolve_method
-from mecha_exp.terminal import make_table, print_line, stdout
+from mecha_exp.terminal.console import make_table, print_line, stdout
 
 STREAMING = {
     "whole": "needs whole tensors",
@@ -111,9 +111,7 @@ def _type(spec: ParameterSpec) -> str:
 
 def _range(spec: ParameterSpec) -> str:
     if spec.choices:
-        return " or ".join(
-            choice if isinstance(choice, str) else str(choice).lower() for choice in spec.choices
-        )
+        return spec.expected
     bounds = spec.bounds
     is_bounded = any(bound is not None for bound in (bounds.ge, bounds.gt, bounds.le, bounds.lt))
     return str(bounds) if is_bounded else ""
@@ -143,7 +141,7 @@ def _streaming(method: MergeMethod) -> str:
     node, problems = method.bind(arguments)
     if problems or node is None:
         return _streaming_of({method}) if method.kind is Kind.REDUCTION else "node"
-    return _streaming_of({n.method for n in walk(*expand([node])) if isinstance(n, MergeNode)})
+    return _streaming_of({call.method for call in calls_of(*expand([node]))})
 
 
 def _streaming_of(methods: Set[MergeMethod]) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mecha_exp.architectures import Detection, candidates, closest, detect
+from mecha_exp.architectures import Detection, ModelConfig, candidates, closest, detect
 from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.quantisation import quantisation_of
@@ -19,7 +19,7 @@ from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import as_typed, make_table, print_line, stdout
+from mecha_exp.terminal.console import as_typed, make_table, print_line, stdout
 
 LONGEST_RECIPE = 12
 """The number of lines of a recipe that are shown; the verb `show` prints all."""
@@ -32,30 +32,11 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
     detection = _detected(infos, anomalies)
     config = detection.config
     names = {key: detection.renamed.get(key, key) for key in infos}
-    parts: dict[str, list[str]] = {}
-    for key, name in names.items():
-        part = config.component_of(name) if name in config.keys() else "(unknown)"
-        parts.setdefault(part, []).append(key)
-    components = {
-        part: {
-            "keys": len(keys),
-            "parameters": sum(infos[key].numel for key in keys),
-            "bytes": sum(infos[key].nbytes for key in keys),
-            "dtypes": dict(Counter(infos[key].dtype for key in keys)),
-        }
-        for part, keys in parts.items()
-    }
     blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
     if (quantisation := quantisation_of(model)) is not None:
         anomalies.append(f"quantised: {quantisation}. {_reading_of(model)}")
     anomalies += _anomalies(infos, detection)
-    known = config.keys()
-    stacks = {key: is_stack(key, infos[key].shape, known.get(name)) for key, name in names.items()}
-    if doubtful := [key for key, is_marked in stacks.items() if is_marked is None]:
-        anomalies.append(
-            f"{len(doubtful)} keys look like several experts in one tensor, and no model config says whether "
-            f"they are: {some(doubtful, 3)}"
-        )
+    stacked = _stacked(infos, names, config, anomalies)
     if deep:
         anomalies += _nonfinite(model)
     return {
@@ -64,10 +45,10 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "sizes": config.sizes,
         "keys": len(infos),
         "bytes": sum(model.info(key).nbytes for key in model.keys()),
-        "components": components,
+        "components": _components(infos, names, config),
         "absent": list(detection.absent),
         "missing": list(detection.missing),
-        "stacked": {key: infos[key].shape[0] for key, is_marked in stacks.items() if is_marked},
+        "stacked": stacked,
         "extra": list(detection.extra),
         "renamed": len(detection.renamed),
         "blocks": [block for block in config.blocks() if block in blocks],
@@ -75,6 +56,39 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "adapter": described(model),
         "anomalies": anomalies,
     }
+
+
+def _components(
+    infos: Mapping[str, TensorInfo], names: Mapping[str, str], config: ModelConfig
+) -> dict[str, dict[str, Any]]:
+    """The sizes and dtypes of each component; `names` are the config's for the keys."""
+    parts: dict[str, list[str]] = {}
+    for key, name in names.items():
+        part = config.component_of(name) if name in config.keys() else "(unknown)"
+        parts.setdefault(part, []).append(key)
+    return {
+        part: {
+            "keys": len(keys),
+            "parameters": sum(infos[key].numel for key in keys),
+            "bytes": sum(infos[key].nbytes for key in keys),
+            "dtypes": dict(Counter(infos[key].dtype for key in keys)),
+        }
+        for part, keys in parts.items()
+    }
+
+
+def _stacked(
+    infos: Mapping[str, TensorInfo], names: Mapping[str, str], config: ModelConfig, anomalies: list[str]
+) -> dict[str, int]:
+    """How many experts each stack has; keys that may be stacks are an anomaly."""
+    known = config.keys()
+    stacks = {key: is_stack(key, infos[key].shape, known.get(name)) for key, name in names.items()}
+    if doubtful := [key for key, is_marked in stacks.items() if is_marked is None]:
+        anomalies.append(
+            f"{len(doubtful)} keys look like several experts in one tensor, and no model config says whether "
+            f"they are: {some(doubtful, 3)}"
+        )
+    return {key: infos[key].shape[0] for key, is_marked in stacks.items() if is_marked}
 
 
 def _infos_of(model: StateDictSource) -> dict[str, TensorInfo]:

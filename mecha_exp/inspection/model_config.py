@@ -9,7 +9,7 @@ from typing import Any
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, AdapterConfig, KeyInfo, ModelConfig, targets_of
 from mecha_exp.architectures.lora import ANY_SHAPE
-from mecha_exp.terminal import make_table, print_line, stdout
+from mecha_exp.terminal.console import make_table, print_line, stdout
 
 
 def summary_of(config: ModelConfig) -> dict[str, Any]:

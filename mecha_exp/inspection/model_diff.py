@@ -20,7 +20,7 @@ from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.source import Source, infos_of, same_bytes
-from mecha_exp.terminal import make_table, print_line, stdout
+from mecha_exp.terminal.console import make_table, print_line, stdout
 
 TILE = 1 << 20
 """The number of elements that are compared at once, so that memory does not grow with the models."""

@@ -11,16 +11,14 @@ from rich.text import Text
 from mecha_exp.runs.query import Run, run_id_of
 from mecha_exp.runs.record import INPUT_PREFIX
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import PathCell, make_table, print_json, print_line, print_table, stdout
-
-_ENVIRONMENT = ("git/", "version/", "machine/")
+from mecha_exp.terminal.console import PathCell, make_table, print_json, print_line, print_table, stdout
 
 
 def show_run(run: Run, as_json: bool = False) -> None:
     """Print a run: state, hyperparameters, inputs, metrics, environment and recipe."""
     record = run.record
     if as_json:
-        more = {"tags": record.tags, "overrides": record.overrides, "recipe": _recipe(run)}
+        more = {"tags": record.tags, "overrides": record.overrides, "recipe": run.recipe}
         print_json({**run_data(run), **more})
         return
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started / 1000))
@@ -43,9 +41,9 @@ def show_run(run: Run, as_json: bool = False) -> None:
             table.add_row(Text(name), PathCell(path), Text(content[:16]))
         print_table(table)
     _values("metric", record.metrics)
-    _values("environment", {k: v for k, v in record.tags.items() if k.startswith(_ENVIRONMENT)})
-    if recipe := _recipe(run):
-        print_line(recipe.rstrip())
+    _values("environment", record.environment)
+    if run.recipe:
+        print_line(run.recipe.rstrip())
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -64,13 +62,6 @@ def run_data(run: Run) -> dict[str, Any]:
         "error": record.error,
         "made_with": list(run.made_with),
     }
-
-
-def _recipe(run: Run) -> str:
-    try:
-        return (run.folder / "recipe.mecha").read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _values(heading: str, values: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,9 +11,9 @@ from rich.text import Text
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.query import SHORT, Run
 from mecha_exp.runs.values import as_text
-from mecha_exp.terminal import make_table, print_line, stdout
+from mecha_exp.terminal.console import make_table, print_line, stdout
 
-_INPUT, _ENVIRONMENT = "fingerprint/", ("git/", "version/", "machine/")
+_INPUT = "fingerprint/"
 _NOISE = ("time/", "io/", "memory/")
 
 
@@ -24,38 +23,28 @@ def differences(a: Run, b: Run) -> dict[str, Any]:
         {name: value for name, value in run.record.metrics.items() if not name.startswith(_NOISE)}
         for run in (a, b)
     ]
-    tags = (a.record.tags, b.record.tags)
+    inputs = [
+        {name: value for name, value in run.record.tags.items() if name.startswith(_INPUT)} for run in (a, b)
+    ]
     return {
         "recipe": _recipe(a, b),
         "parameters": _changed(a.record.parameters, b.record.parameters),
-        "inputs": _changed(*(_with_prefix(t, (_INPUT,)) for t in tags)),
-        "environment": _changed(*(_with_prefix(t, _ENVIRONMENT) for t in tags)),
+        "inputs": _changed(*inputs),
+        "environment": _changed(a.record.environment, b.record.environment),
         "metrics": _changed(*metrics),
     }
 
 
 def _recipe(a: Run, b: Run) -> list[str]:
     """The lines of the recipes that differ, marked by - and + as in a diff."""
-    text_a, text_b = (_text(run.folder / "recipe.mecha").splitlines() for run in (a, b))
-    lines = difflib.unified_diff(text_a, text_b, lineterm="", n=0)
+    lines = difflib.unified_diff(a.recipe.splitlines(), b.recipe.splitlines(), lineterm="", n=0)
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
     names = dict.fromkeys([*a, *b])
     # As text: NaN equals NaN here, and a record that was read back holds text for some values.
     return {name: [a.get(name), b.get(name)] for name in names if str(a.get(name)) != str(b.get(name))}
-
-
-def _with_prefix(tags: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name, value in tags.items() if name.startswith(prefixes)}
 
 
 def show_differences(a: Run, b: Run, differing: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.checkpoint.remote.address import GOOGLE, HTTP, S3, scheme_of
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import first_line
+from mecha_exp.checkpoint.remote.pin import cause_of
 from mecha_exp.errors import CheckpointError, StoreError
 from mecha_exp.lab.store import STORE_FILE, ResultStore
 from mecha_exp.lab.stored import StoredMerge
@@ -245,7 +245,7 @@ def _opened(address: str) -> tuple[Any, str]:
             library("s3fs" if scheme in S3 else "gcsfs")
         fs, root = url_to_fs(address)
     except (ImportError, ValueError, CheckpointError) as error:
-        raise StoreError(f"store={address} cannot be opened: {first_line(error)}") from None
+        raise StoreError(f"store={address} cannot be opened: {cause_of(error)}") from None
     return fs, str(root).rstrip("/")
 
 
@@ -258,13 +258,11 @@ def _cause(error: Exception) -> str:
     """Why a store cannot be used, and how to mend it."""
     if "Credential" in type(error).__name__:
         return (
-            f"there are no credentials for it ({first_line(error)}). Set AWS_PROFILE, or AWS_ACCESS_KEY_ID "
+            f"there are no credentials for it ({cause_of(error)}). Set AWS_PROFILE, or AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY, or what the file system takes."
         )
     if isinstance(error, FileNotFoundError):
         return "there is no such bucket. Make it first, or name another one."
     if isinstance(error, PermissionError):
-        return (
-            f"access is denied ({first_line(error)}). They must allow to list, read, write and delete there."
-        )
-    return f"{first_line(error).rstrip('.')}."
+        return f"access is denied ({cause_of(error)}). They must allow to list, read, write and delete there."
+    return f"{cause_of(error).rstrip('.')}."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from mecha_exp.checkpoint.remote import BY_VERSION, RemoteFile, is_stand_in
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
 from mecha_exp.system.cores import available_cores
+from mecha_exp.system.texts import json_hash
 
 _CHUNK = 1 << 22
 _FILE = "contents.sqlite"
@@ -51,7 +51,7 @@ def content_of(path: Path, advance: Advance = lambda nbytes: None) -> str:
         contents = contents_of(files, advance)
         parts = [(os.path.relpath(file, path), contents[file]) for file in files]
         mark = "" if all(is_hash(content) for _, content in parts) else BY_VERSION
-        return mark + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return mark + json_hash(parts)
     try:
         identity = _identity(path)
         if is_stand_in(path):

@@ -9,8 +9,6 @@ folder or machine.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, N
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.lab.content_hash import is_hash
 from mecha_exp.recipe import serialize
+from mecha_exp.system.texts import json_hash
 
 FORMAT = 2
 """Raise it when the engine gives other bytes for the same recipe: all signatures change."""
@@ -62,7 +61,7 @@ class Signature:
     @property
     def digest(self) -> str:
         """The SHA-256 of all parts, in hex."""
-        return hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()
+        return json_hash(self.parts, sort_keys=True)
 
 
 def signature_of(

@@ -33,6 +33,7 @@ from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
 from mecha_exp.lab.stored import ModelFile, StoredEvaluation, StoredMerge
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
+from mecha_exp.system.texts import json_hash
 from mecha_exp.system.write_errors import cause_of, existing_folder
 
 VERSION = 1
@@ -144,7 +145,7 @@ class ResultStore:
         """Store what an evaluator measured of a point, or of an input."""
         path, contents = self._evaluation(key, signature, content), measured.contents()
         hashes = {name: hashlib.sha256(file).hexdigest() for name, file in contents.items()}
-        version = hashlib.sha256(json.dumps([measured.checksum, hashes]).encode()).hexdigest()[:16]
+        version = json_hash([measured.checksum, hashes])[:16]
         beside = path.with_name(f"{path.stem}-{version}")
         files = {beside / name: file for name, file in contents.items()}
         if measured.outcomes is not None:

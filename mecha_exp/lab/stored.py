@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.lab.content_hash import content_is
+from mecha_exp.system.texts import csv_text
 
 WEIGHTS = "weights/"
 """The prefix of the names of weight statistics."""
@@ -94,11 +95,10 @@ class StoredMerge:
         new = dict(zip(self.names, names, strict=True)) if len(self.names) == len(names) else {}
         if all(old == name for old, name in new.items()):
             return self
-        rows = list(csv.reader(io.StringIO(self.statistics)))
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([new.get(row[0], row[0]), *row[1:]] for row in rows)
+        rows = csv.reader(io.StringIO(self.statistics))
+        statistics = csv_text([new.get(row[0], row[0]), *row[1:]] for row in rows)
         metrics = {_renamed(metric, new): value for metric, value in self.metrics.items()}
-        return replace(self, names=list(names), metrics=metrics, statistics=text.getvalue())
+        return replace(self, names=list(names), metrics=metrics, statistics=statistics)
 
 
 def _renamed(metric: str, names: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from mecha_exp.errors import ConfigError, RecipeError
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
 from mecha_exp.mergecraft.arithmetic import StateDict
 from mecha_exp.mergecraft.decorators import model_merge
+from mecha_exp.numbers import is_whole
 
 Models = Sequence[StateDict]
 
@@ -106,8 +107,7 @@ def _nodes(models: Models) -> list[Node]:
 def _around(models: Models, base_index: int) -> tuple[Node, list[Node]]:
     """The base, and the models beside it."""
     nodes = _nodes(models)
-    is_number = isinstance(base_index, int) and not isinstance(base_index, bool)
-    if len(nodes) < 2 or not is_number or not -len(nodes) <= base_index < len(nodes):
+    if len(nodes) < 2 or not is_whole(base_index) or not -len(nodes) <= base_index < len(nodes):
         raise RecipeError(
             f"base_index: expected the number of the base among two models or more, got {base_index} of "
             f"{len(nodes)}."

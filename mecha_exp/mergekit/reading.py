@@ -11,6 +11,7 @@ from mecha_exp.mergekit.methods import INPUT, METHODS, NO_EFFECT, OTHER, SHARED,
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import FLAG, Settings, check_known, read_settings
 from mecha_exp.mergekit.tokenizer_settings import TokenizerSettings, read_tokenizer
+from mecha_exp.numbers import is_whole
 
 WHOLE = (0, -1)
 """The layers of a model that is merged as a whole."""
@@ -159,7 +160,7 @@ class _Reader:
         """The one slice of whole models; the base is added if it is not among them."""
         models = config["models"]
         inputs = [
-            self._input(m, f"models[{i}]", base, WHOLE) for i, m in enumerate(_entries(models, "models"))
+            self._input(m, f"models[{i}]", base, WHOLE) for i, m in enumerate(read_entries(models, "models"))
         ]
         if base is not None and base not in [entry.reference for entry in inputs]:
             inputs.append(Input(base, WHOLE, {}, "base_model"))
@@ -167,7 +168,7 @@ class _Reader:
 
     def slices(self, config: Any, base: Reference | None) -> Iterator[Slice]:
         """The slices of layers."""
-        for number, entry in enumerate(_entries(config, "slices")):
+        for number, entry in enumerate(read_entries(config, "slices")):
             where = f"slices[{number}]"
             check_known(entry, ("sources", "base_model", "parameters", "residual_weight"), where)
             if entry.get("residual_weight") is not None:
@@ -175,7 +176,7 @@ class _Reader:
             own = _reference(entry.get("base_model"), f"{where}.base_model") or base
             inputs = tuple(
                 self._input(source, f"{where}.sources[{i}]", own, None)
-                for i, source in enumerate(_entries(entry.get("sources"), f"{where}.sources"))
+                for i, source in enumerate(read_entries(entry.get("sources"), f"{where}.sources"))
             )
             settings = self.settings(entry.get("parameters"), f"{where}.parameters")
             yield self._checked(Slice(inputs, own, settings, where))
@@ -237,7 +238,12 @@ def _check_words(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"expected exactly one of 'models' and 'slices', got {present or 'none of them'}.")
 
 
-def _entries(config: Any, where: str) -> list[Mapping[str, Any]]:
+def read_entries(config: Any, where: str) -> list[Mapping[str, Any]]:
+    """The mappings of a list, of which there is one at least.
+
+    Raises:
+        ConfigError: it is not such a list.
+    """
     if not isinstance(config, list) or not config or not all(isinstance(e, Mapping) for e in config):
         raise ConfigError(f"{where}: expected a list of mappings, got {brief(config)}.")
     return config
@@ -249,7 +255,7 @@ def _reference(config: Any, where: str) -> Reference | None:
 
 def _layer_range(config: Any, where: str) -> tuple[int, int]:
     is_pair = isinstance(config, list) and len(config) == 2
-    if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) for n in config):
+    if not is_pair or not all(map(is_whole, config)):
         raise ConfigError(
             f"{where}.layer_range: expected two whole numbers, the first layer and the one after the last, "
             f"got {brief(config)}."

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems
+from mecha_exp.checkpoint.sidecars import SmallFiles
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
 from mecha_exp.mergekit.mixtures.reading import Mixture, is_mixture, read_mixture
@@ -38,7 +39,7 @@ class Merge:
     """
 
     recipe: Node
-    small_files: Mapping[str, Path | bytes | None]
+    small_files: SmallFiles
     config: Mapping[str, Any] | None = None
     first: StoredModel | None = None
     slices: Sequence[SliceBuilder] = ()
@@ -108,12 +109,10 @@ def read_merge(
         return replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)
-    try:
+    with prefixed(f"{path}: ", MechaError):
         if len(documents) == 1:
             return read_merge(documents[0], values, folders, offline)
         return _merge_of_documents(documents, values or {}, folders, offline)
-    except MechaError as error:
-        raise type(error)(f"{path}: {error}") from None
 
 
 def _merge_of_documents(
@@ -134,13 +133,9 @@ def _merge_of_documents(
         return build(configurations[last], folders, offline, made)
 
 
-@contextmanager
-def _of_document(name: str) -> Iterator[None]:
+def _of_document(name: str) -> AbstractContextManager[None]:
     """Name the document in errors."""
-    try:
-        yield
-    except MechaError as error:
-        raise type(error)(f"document {name!r}: {error}" if name else str(error)) from None
+    return prefixed(f"document {name!r}: " if name else "", MechaError)
 
 
 def _build_mixture(mixture: Mixture, folders: Sequence[Path], offline: bool) -> Merge:
@@ -197,9 +192,7 @@ def find_models(
         if reference.path in made:
             models[reference] = made[reference.path]
             continue
-        try:
+        with problems.collected(CheckpointError):
             models[reference] = StoredModel.find(reference, searched, offline)
-        except CheckpointError as error:
-            problems.add(error)
     problems.raise_as(CheckpointError)
     return models

@@ -11,6 +11,7 @@ from typing import Any
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
+from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, brief, some
 from mecha_exp.graph.nodes import Node
 from mecha_exp.peft.config import config_of
@@ -103,7 +104,7 @@ class StoredModel:
     lora: str = ""
     lora_keys: tuple[str, ...] = ()
     recipe: Node | None = None
-    small_files: Mapping[str, Path | bytes | None] = field(default_factory=dict)
+    small_files: SmallFiles = field(default_factory=dict)
 
     @staticmethod
     def find(reference: Reference, folders: Sequence[Path], offline: bool) -> StoredModel:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mecha_exp.architectures.lora import LORA_DELTA
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes, torch_dtype
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import ModelNode, Node, call
 from mecha_exp.mergekit.methods import IGNORED, OTHER, Arguments, Values
@@ -59,10 +59,10 @@ class SliceBuilder:
         return infos
 
     def _info(self, key: str, info: TensorInfo, dtype: str | None) -> TensorInfo:
-        name, shape = dtype or info.dtype, info.shape
+        shape = info.shape
         if self.vocabulary is not None and has_token_rows(key):
             shape = (self.vocabulary.count, *shape[1:])
-        return TensorInfo(name, shape, 0, stored_bytes(name, shape))
+        return TensorInfo.made(dtype or info.dtype, shape)
 
     @cached_property
     def rows(self) -> Mapping[Reference, RowsOf]:

@@ -9,6 +9,7 @@ from typing import Any
 from mecha_exp.errors import ConfigError, brief
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import check_known
+from mecha_exp.numbers import is_whole
 
 UNION, BASE = "union", "base"
 """Tokenizers that are not those of a model that is named."""
@@ -85,7 +86,7 @@ def _source(source: Any, where: str) -> str | Reference:
 def _multiple(value: Any) -> int:
     if value is None:
         return 1
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_whole(value, least=1):
         raise ConfigError(
             f"tokenizer.pad_to_multiple_of: expected a whole number above 0, got {brief(value)}."
         )
@@ -125,7 +126,6 @@ def _of_kind(source: Mapping[str, Any], force: bool, where: str) -> TokenSource:
         raise ConfigError(f"{where}.kind: expected {ZERO} or {MODEL_TOKEN}, got {brief(kind)}.")
     check_known(source, ("kind", "model", "token", "token_id"), where)
     given = [source[word] for word in ("token", "token_id") if source.get(word) is not None]
-    is_number = isinstance(source.get("token_id"), int) and not isinstance(source.get("token_id"), bool)
-    if len(given) != 1 or not (is_number or isinstance(given[0], str)):
+    if len(given) != 1 or not (is_whole(source.get("token_id")) or isinstance(given[0], str)):
         raise ConfigError(f"{where}: expected either 'token', a text, or 'token_id', a whole number.")
     return TokenSource(read_reference(source.get("model"), f"{where}.model"), given[0], force, where)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.remote import fetch_small_files
+from mecha_exp.checkpoint.sidecars import SmallFiles, folder_of
 from mecha_exp.errors import ConfigError
 from mecha_exp.mergekit.reading import AUTO, Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -18,8 +19,6 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _OLDER = ("added_tokens.json", "merges.txt", "spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of tokenizers of an older form, which do not have the tokens that are added."""
-
-SmallFiles = Mapping[str, "Path | bytes | None"]
 
 
 def tokenizer_files_of(
@@ -57,7 +56,7 @@ def _template_of(model: StoredModel) -> str | None:
     """The default chat template of a model: that of its own file, else of the configuration."""
 
     def content(name: str) -> bytes:
-        folder = model.path if model.path.is_dir() else model.path.parent
+        folder = folder_of(model.path)
         fetch_small_files(folder)
         source = model.small_files.get(name, folder / name)
         if isinstance(source, Path):
@@ -74,17 +73,14 @@ def _template_of(model: StoredModel) -> str | None:
 
 def _with_tokens(donor: Path, added: tuple[Mapping[str, Any], ...]) -> bytes:
     """The `tokenizer.json` of a model with more tokens."""
-    folder = donor if donor.is_dir() else donor.parent
-    content = json.loads((folder / TOKENIZER).read_bytes())
+    content = json.loads((folder_of(donor) / TOKENIZER).read_bytes())
     content["added_tokens"] = [*(content.get("added_tokens") or ()), *added]
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _with_template(
-    files: Mapping[str, Path | bytes | None], folder: Path, template: str
-) -> dict[str, Path | bytes | None]:
+def _with_template(files: SmallFiles, path: Path, template: str) -> dict[str, Path | bytes | None]:
     """The files that give a tokenizer a chat template."""
-    folder = folder if folder.is_dir() else folder.parent
+    folder = folder_of(path)
     fetch_small_files(folder)
     settings = files.get(_TOKENIZER_CONFIG, folder / _TOKENIZER_CONFIG)
     content = settings.read_bytes() if isinstance(settings, Path) and settings.is_file() else settings

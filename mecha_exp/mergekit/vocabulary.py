@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError, ConfigError, some
 from mecha_exp.mergekit.reading import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -167,7 +168,7 @@ class Vocabulary:
 
 def _tokenizer_of(reference: Reference, model: StoredModel) -> Tokenizer:
     """The tokenizer of a model; ConfigError for one that is not written."""
-    folder = model.path if model.path.is_dir() else model.path.parent
+    folder = folder_of(model.path)
     if any(content != folder / name for name, content in model.small_files.items()):
         raise ConfigError(
             f"tokenizer: {reference}, a merge of this file, has a tokenizer that is not written. Put that "

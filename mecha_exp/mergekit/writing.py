@@ -111,7 +111,7 @@ def _meaning(node: Node) -> Any:
 
 def _arguments(node: MergeNode) -> dict[str, Any]:
     """The values of a call's hyperparameters, with one for each model, and with the defaults that matter."""
-    values = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+    values = node.literals
     models = sum(name == "models" for name, _ in node.named_children)
     for spec in node.method.signature.parameters:
         if spec.name in _FOR_EACH:

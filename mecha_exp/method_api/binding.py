@@ -22,6 +22,7 @@ from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, ModelNode, Node, ParameterNode, models_of
 from mecha_exp.method_api.annotations import Declaration, read_declaration
 from mecha_exp.method_api.parameters import ParameterSpec
+from mecha_exp.numbers import is_number
 
 Bound = tuple[tuple[str, Node | tuple[Node, ...]], ...]
 """Arguments in the form of `MergeNode.arguments`."""
@@ -316,5 +317,5 @@ def _describe(node: Node) -> str:
 
 def same_number(value: Any, default: Any) -> bool:
     """Whether a value equals the default: 1 and 1.0 make the same recipe."""
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, default))
+    numbers = is_number(value) and is_number(default)
     return numbers and float(value) == float(default) and math.copysign(1, value) == math.copysign(1, default)

@@ -23,6 +23,7 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import config_and_space
 from mecha_exp.graph.spaces import MergeSpaceSymbol, checked_spaces, is_space
 from mecha_exp.method_api.state_dict import StateDict
+from mecha_exp.numbers import is_number
 
 SCALARS: dict[Any, str] = {
     float: "a number", int: "a whole number", bool: "true or false", str: "a word", Path: "a path",
@@ -214,7 +215,7 @@ class ParameterSpec:
             return f"expected a finite number, got {value!r}"
         if not self._accepts(value):
             return f"expected {self.expected}, got {brief(value)}"
-        if isinstance(value, int | float) and not isinstance(value, bool) and value not in self.bounds:
+        if is_number(value) and value not in self.bounds:
             return f"{value:g} is out of range {self.bounds}"
         return None
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, Problems, brief
+from mecha_exp.numbers import is_number, is_whole
 from mecha_exp.sources.source import Source
 
 Number = TypeVar("Number", int, float)
@@ -164,8 +165,7 @@ def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
     problems = Problems()
 
     def number(entry: str, value: Any, whole: bool = False) -> float:
-        is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not is_number or (whole and value < 1):
+        if not (is_whole(value, least=1) if whole else is_number(value)):
             expected = "a whole number of at least 1" if whole else "a number"
             problems.add(f"{path}: {entry}: expected {expected}, got {brief(value)}.")
             return 1

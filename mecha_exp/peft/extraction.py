@@ -20,6 +20,7 @@ from mecha_exp.checkpoint import is_arithmetic, open_stored
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
 from mecha_exp.graph.nodes import InMemory
+from mecha_exp.numbers import is_whole
 from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
 from mecha_exp.peft.modules import A, B
 from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
@@ -107,7 +108,7 @@ def extract_adapter(
 
 def require_rank(rank: Any, name: str = "rank") -> None:
     """Raise ConfigError for what is not a rank; the name stands in the message."""
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    if not is_whole(rank, least=1):
         raise ConfigError(f"{name}: expected a whole number of at least 1, got {rank!r}.")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.numbers import is_whole
 from mecha_exp.peft.config import LORA, PeftConfig, config_of
 from mecha_exp.peft.modules import OF_COLUMNS, OF_ROWS, A, B, sorted_modules
 from mecha_exp.peft.sums import Sum, Term
@@ -118,7 +119,7 @@ def _check(adapters: Sequence[Any], weights: Sequence[float], rank: int | None, 
         )
     if not all(map(math.isfinite, weights)):
         raise ConfigError(f"weights: expected finite numbers, got {some(map(str, weights))}.")
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+    if rank is not None and not is_whole(rank, least=1):
         raise ConfigError(f"rank: expected a whole number of at least 1, or none, got {rank!r}.")
     require_adapter_folder(output)
 

@@ -36,7 +36,7 @@ class WithAlphas(SourceView):
         return [*self._original.keys(), *self._alphas]
 
     def info(self, key: str) -> TensorInfo:
-        return TensorInfo("F32", (), 0, 4) if key in self._alphas else self._original.info(key)
+        return TensorInfo.made("F32", ()) if key in self._alphas else self._original.info(key)
 
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         if key in self._alphas:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.errors import RecipeError
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, models_of, walk
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.peft.config import config_of, is_adapter
 from mecha_exp.sources.source import Source
@@ -116,7 +116,7 @@ def adapter_call(node: Node, sources: Mapping[ModelNode, Source]) -> tuple[Model
     Raises:
         RecipeError: the base is a merge, whose tensors the difference may depend on.
     """
-    if not isinstance(node, MergeNode) or node.method.identifier != LORA_DELTA:
+    if not is_call(node, LORA_DELTA):
         return None
     adapter, base = node.children
     if not isinstance(adapter, ModelNode) or not is_adapter(sources.get(adapter)):

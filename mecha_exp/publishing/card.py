@@ -18,7 +18,7 @@ from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.provenance import settings_of, versions
 from mecha_exp.errors import brief
 from mecha_exp.graph.by_key import ByKey
-from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, Node, models_of, walk
+from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, Node, calls_of, models_of
 from mecha_exp.mergekit.writing import to_mergekit
 from mecha_exp.publishing.inputs import Input, inputs_of
 from mecha_exp.publishing.licences import Licence
@@ -109,7 +109,7 @@ def _common_licence(inputs: Sequence[Input]) -> Licence | None:
 
 
 def _method_lines(recipe: Node) -> Iterator[str]:
-    calls = [node for node in reversed(list(walk(recipe))) if isinstance(node, MergeNode)]
+    calls = calls_of(recipe)[::-1]
     yield "## Method\n"
     if not calls:
         yield "One model, unchanged.\n"

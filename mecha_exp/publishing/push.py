@@ -11,7 +11,7 @@ from pathlib import Path
 from mecha_exp.checkpoint import find_partial_outputs, open_stored
 from mecha_exp.checkpoint.sidecars import CARD
 from mecha_exp.checkpoint.transaction.paths import PARTIAL, sibling
-from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, first_line, some
 
 _NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _TITLE = re.compile(r"^# (?P<title>.+)$", re.MULTILINE)
@@ -92,10 +92,9 @@ class Upload:
                 self.repository, added, commit_message=self.message, revision=self.revision
             )
         except Exception as error:  # the library also raises errors of its transport
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"{self.folder} was not uploaded to {self.repository}: {cause} Once that is mended, the same "
-                "command tries it again."
+                f"{self.folder} was not uploaded to {self.repository}: {first_line(error)} Once that is "
+                "mended, the same command tries it again."
             ) from None
         return str(commit.commit_url)
 
@@ -128,9 +127,6 @@ def _check(folder: Path, files: list[Path]) -> None:
             f"{some(links, 3)} lead out of the folder, to a folder, or nowhere. Put the files themselves in "
             "their places."
         )
-    try:
-        with open_stored(folder) as model:
-            model.check_unchanged()
-    except CheckpointError as error:
-        problems.add(error)
+    with problems.collected(CheckpointError), open_stored(folder) as model:
+        model.check_unchanged()
     problems.raise_as(CheckpointError)

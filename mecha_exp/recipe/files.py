@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.errors import CheckpointError, RecipeError
+from mecha_exp.errors import CheckpointError, RecipeError, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.recipe.templates import fill
 from mecha_exp.recipe.text import deserialize, serialize
@@ -34,10 +34,8 @@ def read_recipe_text(path: Path) -> tuple[str, Node]:
     if not path.exists():
         raise RecipeError(f"the recipe '{path}' does not exist. Looked in {path.absolute().parent}.")
     text = _text_of(path) if path.suffix == SUFFIX else _embedded(path)
-    try:
+    with prefixed(f"{path}: ", RecipeError):
         return text, deserialize(text)
-    except RecipeError as error:
-        raise RecipeError(f"{path}: {error}") from None
 
 
 def serialize_and_save(recipe: Node, path: str | os.PathLike[str]) -> Path:

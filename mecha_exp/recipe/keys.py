@@ -17,7 +17,7 @@ from mecha_exp.errors import ArgumentError, RecipeError, brief, did_you_mean
 from mecha_exp.graph.by_key import DEFAULT, ByKey, table
 from mecha_exp.graph.kinds import AXES, KIND, KINDS, kinds_in
 from mecha_exp.graph.literals import SELECT, node_by_key
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, call
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, call, is_call
 
 MERGE, MEAN, BASE, TASK_ARITHMETIC = "merge", "mean", "base", "task_arithmetic"
 POLICIES = (MERGE, MEAN, BASE, TASK_ARITHMETIC)
@@ -121,7 +121,7 @@ def with_names(choice: MergeNode) -> ByKey | None:
 
 def main_call(recipe: Node) -> Node:
     """The merge of a recipe that is for some keys; any other recipe as it is."""
-    if not isinstance(recipe, MergeNode) or recipe.method.identifier != SELECT:
+    if not is_call(recipe, SELECT):
         return recipe
     merged, _ = _told_apart(dict(recipe.arguments)["values"])  # type: ignore[arg-type]
     return merged or recipe

@@ -22,6 +22,7 @@ from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, ParameterNode
 from mecha_exp.graph.selectors import has_nodes
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.registry import resolve_method
+from mecha_exp.numbers import number_in
 from mecha_exp.recipe.text_writer import CONSTANTS, OF_DELTAS
 
 MAX_LINES = 20_000
@@ -220,12 +221,10 @@ def _next_word(line: str, column: int) -> int:
 
 
 def _number(token: str) -> float | int:
-    for kind in (int, float):
-        try:
-            return kind(token)
-        except ValueError:
-            continue
-    raise RecipeError(f"expected a value, found {token!r}. Words are written in quotes.")
+    number = number_in(token)
+    if number is None:
+        raise RecipeError(f"expected a value, found {token!r}. Words are written in quotes.")
+    return number
 
 
 def read_dict(arguments: Arguments, of: type | tuple[type, ...] = ()) -> Mapping[str, Any]:
@@ -302,17 +301,19 @@ def _merge(arguments: Arguments) -> Any:
 
 
 def _config(words: Mapping[str, Any]) -> str | None:
-    config = words.get("model_config")
-    if config is not None and not isinstance(config, str):
-        raise RecipeError(f"model_config: expected a word in quotes or null, found {config!r}")
+    config = _word(words, "model_config")
     return None if config == STRUCTURAL else config
 
 
 def _space(words: Mapping[str, Any]) -> str | None:
-    space = words.get("merge_space")
-    if space is not None and not isinstance(space, str):
-        raise RecipeError(f"merge_space: expected a word in quotes or null, found {space!r}")
-    return space
+    return _word(words, "merge_space")
+
+
+def _word(words: Mapping[str, Any], name: str) -> str | None:
+    word = words.get(name)
+    if word is not None and not isinstance(word, str):
+        raise RecipeError(f"{name}: expected a word in quotes or null, found {word!r}")
+    return word
 
 
 DIALECT = Dialect(

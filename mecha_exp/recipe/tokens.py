@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
+from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError, ConfigError, some
 from mecha_exp.graph.nodes import ModelNode, Node, call
+from mecha_exp.numbers import is_whole
 from mecha_exp.recipe.token_names import TokenNames
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
@@ -95,7 +97,7 @@ def require_tokenizer(path: Path) -> Tokenizer:
     Raises:
         CheckpointError: there is no `tokenizer.json`, or tokens of it have no number there.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = folder_of(path)
     tokenizer = Tokenizer.beside(path)
     if tokenizer is None or not (folder / TOKENIZER).is_file():
         raise CheckpointError(
@@ -131,7 +133,7 @@ def token_rows(infos: Mapping[str, TensorInfo], name: str) -> int:
 def _check_way(missing: str, k: int) -> None:
     if missing not in MISSING:
         raise ConfigError(f"missing: expected one of {', '.join(MISSING)}, got {missing!r}.")
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+    if not is_whole(k, least=1):
         raise ConfigError(f"k: expected a whole number above 0, got {k!r}.")
 
 

@@ -97,21 +97,17 @@ class _Builder:
         if not isinstance(config["model"], str):
             self._problems.add(f"{where}.model: expected a path, got {brief(config['model'])}")
             return None
-        try:
+        with self._problems.collected(RecipeError, f"{where}: "):
             return ModelNode(config["model"], config.get("merge_space", "weight"), config.get("model_config"))
-        except RecipeError as error:
-            self._problems.add(f"{where}: {error}")
-            return None
+        return None
 
     def _parameter(self, config: Mapping[str, Any], where: str) -> Node | None:
         self._check_names(config, ("parameter", "merge_space", "model_config"), where)
-        try:
+        with self._problems.collected(RecipeError, f"{where}: "):
             return parameter(
                 str(config["parameter"] or ""), config.get("merge_space"), config.get("model_config")
             )
-        except RecipeError as error:
-            self._problems.add(f"{where}: {error}")
-            return None
+        return None
 
     def _text(self, config: Mapping[str, Any], where: str) -> Node | None:
         self._check_names(config, ("mecha", "path"), where)
@@ -119,11 +115,9 @@ class _Builder:
             got = brief(config["mecha"])
             self._problems.add(f"{where}.mecha: expected the path of a .mecha file, got {got}")
             return None
-        try:
+        with self._problems.collected(RecipeError, f"{where}: "):
             return self._load_text(config["mecha"])
-        except RecipeError as error:
-            self._problems.add(f"{where}: {error}")
-            return None
+        return None
 
     def _aligned(self, config: Mapping[str, Any], where: str) -> Node | None:
         self._check_names(config, ("align_tokens", "tokenizer", "others", "missing", "k"), where)
@@ -137,11 +131,9 @@ class _Builder:
             )
             return None
         options = {name: config[name] for name in ("missing", "k") if name in config}
-        try:
+        with self._problems.collected(MechaError, f"{where}: "):
             return align_tokens(*models, **options, model_dirs=self._model_dirs)
-        except MechaError as error:
-            self._problems.add(f"{where}: {error}")
-            return None
+        return None
 
     def _call(self, config: Mapping[str, Any], where: str) -> Node | None:
         try:
@@ -160,11 +152,9 @@ class _Builder:
         return node if node is None or KEYS not in config else self._for_keys(node, config[KEYS], where)
 
     def _for_keys(self, node: Node, keys: Any, where: str) -> Node | None:
-        try:
+        with self._problems.collected(RecipeError, f"{where}."):
             return for_keys(node, keys)
-        except RecipeError as error:
-            self._problems.add(f"{where}.{error}")
-            return None
+        return None
 
     def _argument(self, method: MergeMethod, name: str, value: Any, where: str) -> Any:
         if name not in method.signature.names:
@@ -186,11 +176,9 @@ class _Builder:
             else item
             for name, item in value.items()
         }
-        try:
+        with self._problems.collected(RecipeError, f"{where}: "):
             return node_by_key(words) if has_nodes(words) else by_key(value)
-        except RecipeError as error:
-            self._problems.add(f"{where}: {error}")
-            return UNKNOWN
+        return UNKNOWN
 
     def _check_names(self, config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for name in config:

@@ -12,18 +12,19 @@ If methods are compared, `best_of_recipe` (or `best_of_method`) is true for the 
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mecha_exp.numbers import is_number
 from mecha_exp.report.factors import factor_columns
 from mecha_exp.report.pareto import COLUMN, front_column
 from mecha_exp.report.results import Results
 from mecha_exp.runs.record import INPUT_PREFIX, Record
-from mecha_exp.runs.values import is_number, parse_value
+from mecha_exp.runs.values import parse_value
+from mecha_exp.system.texts import csv_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -95,18 +96,15 @@ def write_csv(results: Results, target: Path | TextIO) -> None:
 
     A text that a spreadsheet would take for a formula begins with an apostrophe.
     """
+    text = _csv(columns(results), _cell)
     if isinstance(target, Path):
-        with target.open("w", newline="", encoding="utf-8") as file:
-            write_csv(results, file)
-        return
-    _write_lines(results, target, _cell)
+        target.write_text(text, encoding="utf-8", newline="")
+    else:
+        target.write(text)
 
 
-def _write_lines(results: Results, file: TextIO, cell: Callable[[Any], Any]) -> None:
-    table = columns(results)
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(map(cell, table))
-    lines.writerows([cell(v) for v in line] for line in zip(*table.values(), strict=True))
+def _csv(table: Mapping[str, Sequence[Any]], cell: Callable[[Any], Any]) -> str:
+    return csv_text(map(cell, row) for row in (table, *zip(*table.values(), strict=True)))
 
 
 def write_parquet(results: Results, path: Path) -> None:
@@ -118,15 +116,14 @@ def write_parquet(results: Results, path: Path) -> None:
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
-    text = io.StringIO()
-    _write_lines(results, text, _text)
-    data = text.getvalue().encode()
+    by_name = columns(results)
+    data = _csv(by_name, _text).encode()
     table = arrow_csv.read_csv(
         io.BytesIO(data),
         arrow_csv.ReadOptions(use_threads=False, block_size=len(data)),
         arrow_csv.ParseOptions(newlines_in_values=True),
         arrow_csv.ConvertOptions(
-            column_types={name: _kind(values) for name, values in columns(results).items()},
+            column_types={name: _kind(values) for name, values in by_name.items()},
             null_values=[""],
             strings_can_be_null=True,
         ),

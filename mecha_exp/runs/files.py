@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mecha_exp.system.atomic_write import atomic_write
+from mecha_exp.system.folders import files_below
 
 FILES = "files"
 INPUTS = "inputs"
@@ -62,6 +63,5 @@ def files_of_inputs(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def _below(folder: Path, leave_out: str = "") -> dict[str, Path]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    named = {path.relative_to(folder).as_posix(): path for path in paths}
-    return {name: path for name, path in named.items() if not leave_out or Path(name).parts[0] != leave_out}
+    named = files_below(folder).items()
+    return {name: path for name, path in named if not leave_out or Path(name).parts[0] != leave_out}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.transaction.paths import disk_bytes
+from mecha_exp.system.folders import hidden_below
 
 _LIVES_SECONDS = {
     re.compile(r"\..+\.([0-9a-f]{16}|\d+-\d+)\.partial"): 60,  # a small file that is written atomically
@@ -56,16 +57,10 @@ def find_leftovers(folders: Iterable[Path]) -> list[Leftover]:
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, int]]:
-    for parent, folders, files in os.walk(folder):
-        for name in [*files, *folders]:
-            seconds = next((s for pattern, s in _LIVES_SECONDS.items() if pattern.fullmatch(name)), None)
-            if name.startswith(".") and seconds is not None:
-                yield Path(parent, name), seconds
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
-        ]
+    for path in hidden_below(folder):
+        seconds = next((s for pattern, s in _LIVES_SECONDS.items() if pattern.fullmatch(path.name)), None)
+        if seconds is not None:
+            yield path, seconds
 
 
 def _changed(path: Path) -> float:

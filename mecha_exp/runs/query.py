@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.numbers import is_number
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.runs.environment import differs_from_here
-from mecha_exp.runs.record import RUN_FILE, Record
+from mecha_exp.runs.record import RECIPE_FILE, RUN_FILE, Record
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
-from mecha_exp.runs.values import as_text, is_number, parse_value
+from mecha_exp.runs.values import as_text, parse_value
 
 SHORT = 12
 """The number of characters of a signature that are shown; `MIN_PREFIX` of them are enough to name a run."""
@@ -50,6 +51,14 @@ class Run:
     def made_with(self) -> tuple[str, ...]:
         """What a finished run was made with that is otherwise here; see `differs_from_here`."""
         return differs_from_here(self.record.tags) if self.record.finished else ()
+
+    @property
+    def recipe(self) -> str:
+        """The text of its recipe; empty where it has none, as a merge of models in memory."""
+        try:
+            return (self.folder / RECIPE_FILE).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def value(self, name: str) -> Any:
         """The value of `status`, `name`, a parameter, a metric, a tag or an override; otherwise None."""

@@ -34,10 +34,14 @@ log = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.json"
+CONFIG_FILE, RECIPE_FILE = "recipe.yaml", "recipe.mecha"
+STATISTICS_FILE = "weight_stats.csv"
 CHANGES_FILE, CHECKOUT_CHANGES_FILE = "changes.diff", "changes_of_mecha_exp.diff"
 BLOCKS_FILE = "block_values.csv"
 BLOCKS_FIGURE = "block_values.png"
 FINISHED, FAILED = "FINISHED", "FAILED"
+ENVIRONMENT = ("git/", "version/", "machine/")
+"""The beginnings of the names of tags that say what a run was made with."""
 INPUT_PREFIX = "input/"
 """The beginning of the names of parameters that are the paths of inputs."""
 RACE = "race/"
@@ -127,6 +131,11 @@ class Record:
         """The paths of the inputs by their names."""
         named = self.parameters.items()
         return {key.removeprefix(INPUT_PREFIX): path for key, path in named if key.startswith(INPUT_PREFIX)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The tags that say what the run was made with."""
+        return {name: value for name, value in self.tags.items() if name.startswith(ENVIRONMENT)}
 
     @property
     def dropped_where(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mecha_exp.numbers import is_number, number_in
+
 Value = float | int | bool | str | None
 
 
@@ -18,12 +20,8 @@ def parse_value(text: str) -> Value:
         return None
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    number = number_in(text)
+    return text.strip("'\"") if number is None else number
 
 
 def as_text(value: Any) -> str:
@@ -43,8 +41,3 @@ def is_numeric(values: Iterable[Value]) -> bool:
     """Whether all values that are not None are int or float, and some are."""
     present = [value for value in values if value is not None]
     return bool(present) and all(map(is_number, present))
-
-
-def is_number(value: Value) -> bool:
-    """Whether a value is an int or a float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

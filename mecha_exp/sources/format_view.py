@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
@@ -21,6 +19,7 @@ from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
 from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.sources.source import Source, SourceView, infos_of
+from mecha_exp.system.texts import json_hash
 
 
 class ConvertedSource(SourceView):
@@ -46,13 +45,13 @@ class ConvertedSource(SourceView):
         """A hash of all that decides the bytes, computed without reading them; None without an identity."""
         if self.identity is None:
             return None
-        return hashlib.sha256(json.dumps([__version__, self.identity, self.digest]).encode()).hexdigest()
+        return json_hash([__version__, self.identity, self.digest])
 
     @property
     def digest(self) -> str:
         """The SHA-256 of the views: how each key is made of the original's."""
         described = [(key, repr(view)) for key, view in self._views.items()]
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+        return json_hash(described)
 
     def keys(self) -> Collection[str]:
         return self._infos.keys()

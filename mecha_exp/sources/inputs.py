@@ -25,10 +25,8 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
     problems = Problems()
     try:
         for model in models:
-            try:
+            with problems.collected(CheckpointError):
                 sources[model] = _open(model, folders)
-            except CheckpointError as error:
-                problems.add(error)
         problems.raise_as(CheckpointError)
         yield dict(sources)
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,12 +9,13 @@ import torch
 
 from mecha_exp.architectures.lora import ALPHA, IA3_ON_INPUT
 from mecha_exp.architectures.lora_deltas import Deltas
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.format_view import convert_source
 from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
 from mecha_exp.system.byte_cache import ByteCache
+from mecha_exp.system.texts import json_hash
 
 CACHED_DELTAS = 4
 """How many of the largest differences the cache has room for: workers share the tiles of a few keys."""
@@ -52,7 +51,7 @@ class DeltaSource(SourceView):
         """The differences are those of two sources: the adapter, and the model that it changes."""
         self.files = tuple(dict.fromkeys((*self.files, *base.files)))
         parts = (self.identity, base.identity)
-        self.identity = None if None in parts else (hashlib.sha256(json.dumps(parts).encode()).hexdigest(),)
+        self.identity = None if None in parts else (json_hash(parts),)
         self._bases.append(base)
 
     def check_unchanged(self) -> None:
@@ -79,8 +78,7 @@ class DeltaSource(SourceView):
         return key in self.all_keys()
 
     def info(self, key: str) -> TensorInfo:
-        dtype, shape = dtype_name(self._dtype), self._shape(key)
-        return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
+        return TensorInfo.made(dtype_name(self._dtype), self._shape(key))
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key in self._changed:

@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.checkpoint.remote import is_address, look_up, with_slashes
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
-from mecha_exp.errors import CheckpointError, did_you_mean
+from mecha_exp.errors import CheckpointError, did_you_mean, prefixed
 from mecha_exp.sources import search_path
 from mecha_exp.sources.packages import package_folder
 
@@ -101,10 +101,8 @@ def packaged(path: str) -> Path:
     inner = PurePosixPath(name)
     if ".." in inner.parts or inner.is_absolute() or "\\" in name or "\0" in name:
         raise CheckpointError(f"{path!r} leaves its package: name a file in it.")
-    try:
+    with prefixed(f"'{path}': ", CheckpointError):
         return package_folder(package).joinpath(*inner.parts)
-    except CheckpointError as error:
-        raise CheckpointError(f"'{path}': {error}") from None
 
 
 def _looked_up(address: str, offline: bool) -> Path:

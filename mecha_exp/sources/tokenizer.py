@@ -12,7 +12,7 @@ from typing import Any
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, parse_header
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import open_regular
-from mecha_exp.checkpoint.sidecars import CONFIG
+from mecha_exp.checkpoint.sidecars import CONFIG, folder_of
 from mecha_exp.errors import CheckpointError
 
 MAX_BYTES = 200_000_000
@@ -69,7 +69,7 @@ class Tokenizer:
             return None
         if path.suffix == GGUF_SUFFIX:
             return _of_gguf(path)
-        folder = path if path.is_dir() else path.parent
+        folder = folder_of(path)
         if component:
             folder = folder / component.replace("text_encoder", "tokenizer")
         return _read(folder) if folder.is_dir() else None
@@ -113,7 +113,7 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
 
     None at all where the other model has no tokenizer.
     """
-    source = other if other is None or other.is_dir() else other.parent
+    source = None if other is None else folder_of(other)
     if source is None or Tokenizer.beside(source) is None:
         return {}
     fetch_small_files(folder)

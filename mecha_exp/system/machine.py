@@ -1,8 +1,10 @@
-"""Describes the machine: the features of its processor decide how some functions are rounded."""
+"""Describes the machine: its processor, which decides how some functions are rounded, and its packages."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -35,6 +37,16 @@ def machine() -> dict[str, str]:
         "machine/mkl_cbwr": os.environ.get("MKL_CBWR", ""),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+@functools.cache
+def installed(*packages: str) -> dict[str, str]:
+    """The versions of packages, without those that are not installed."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _processor() -> tuple[str, set[str]]:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from outcome import Outcome
+from sweep_folders import write_table
 
 from mecha_exp.app import batch
 from mecha_exp.cli import VERBS, main
-from mecha_exp.report import CSV_FILE, Results
-from mecha_exp.report.export import write_csv
 
 
 @pytest.fixture
@@ -62,9 +61,4 @@ def files_in() -> Callable[[Path], list[str]]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is tested elsewhere, and takes seconds."""
-
-    def write_table(results: Results, command: list[str], folder: Path) -> list[Path]:
-        write_csv(results, folder / CSV_FILE)
-        return [folder / CSV_FILE]
-
     monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from sweep_folders import only_run
 
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
@@ -23,11 +24,6 @@ from mecha_exp.system import progress
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
-
-
-def only_run(folder: Path) -> Path:
-    (run,) = (folder / "outputs" / "runs").iterdir()
-    return run
 
 
 def test_a_single_run_shows_its_metrics_and_where_they_are(app, folder):

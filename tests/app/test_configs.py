@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mecha_exp import truncate_kronecker
-from mecha_exp.app.point import prepare, resolve
+from mecha_exp.app.preparation import prepare, resolve
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.engine import merge_many
 from mecha_exp.errors import RecipeError

@@ -127,8 +127,8 @@ def test_a_missing_picture_is_an_empty_tile_and_a_large_one_is_made_smaller(tmp_
 )
 def test_files_that_cannot_be_kept_are_refused(files, message):
     from mecha_exp.errors import EvaluationError
+    from mecha_exp.evaluation.declaration import Evaluator
     from mecha_exp.evaluation.measurement import measured_by
-    from mecha_exp.evaluation.registry import Evaluator
 
     returned = SimpleNamespace(score=lambda state_dict: Measurement({"m": 1.0}, files=files))
     entry = Evaluator("test", returned.score, "m", "maximize", lambda shapes: True)
@@ -141,8 +141,8 @@ def test_files_that_cannot_be_kept_are_refused(files, message):
 
 def test_a_number_that_follows_from_outcomes_is_not_given_twice():
     from mecha_exp.errors import EvaluationError
+    from mecha_exp.evaluation.declaration import Evaluator
     from mecha_exp.evaluation.measurement import measured_by
-    from mecha_exp.evaluation.registry import Evaluator
 
     outcomes = Outcomes({"a": [1, 0]})
     entry = Evaluator("t", lambda s: Measurement({"m/a": 1.0}, outcomes), "m", "maximize", lambda s: True)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from mecha_exp import terminal
 from mecha_exp.cli import main
 from mecha_exp.errors import MAX_MESSAGE
+from mecha_exp.terminal import console
 
 COMMANDS = [
     "recipe=ties alpha=0.3 k=0.1 output=none",
@@ -107,8 +107,8 @@ def fuzzed(seed: int, count: int) -> Iterator[tuple[list[str], object, str]]:
 def quiet(folder, monkeypatch):
     """The terminal writes where the test redirects it, and the folder is empty."""
     monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(terminal.stdout, "_file", None)
-    monkeypatch.setattr(terminal.stderr, "_file", None)
+    monkeypatch.setattr(console.stdout, "_file", None)
+    monkeypatch.setattr(console.stderr, "_file", None)
     return folder
 
 

@@ -83,7 +83,7 @@ def test_a_sweep_whose_reader_has_gone_ends_like_others(tmp_path: Path) -> None:
 
 PRINTER = """
 import os, sys
-from mecha_exp.terminal import stdout
+from mecha_exp.terminal.console import stdout
 try:
     stdout.print("x" * 100)
     sys.stderr.write("printed")

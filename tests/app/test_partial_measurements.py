@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp import terminal
+from mecha_exp.terminal import bars
 
 PLUGIN = '''
 import os
@@ -76,8 +76,8 @@ def test_a_worker_that_ends_is_replaced_by_one_that_goes_on(app, folder):
 
 
 def test_examples_are_counted_while_they_are_measured(app, folder, monkeypatch):
-    monkeypatch.setattr(terminal, "QUICKLY_MEASURED", 0.0)
-    monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(bars, "QUICKLY_MEASURED", 0.0)
+    monkeypatch.setattr(bars, "LOG_SECONDS", 0.0)
     for name in ("0", "base", "expert_0_3", "expert_4_6", "expert_7_9"):
         (folder / f"mark-{name}").touch()
 

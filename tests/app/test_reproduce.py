@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from sweep_folders import only_run
 
 from mecha_exp.app import provenance
 from mecha_exp.app.provenance import git_changes, git_state
@@ -21,11 +22,6 @@ from mecha_exp.system.machine import machine
 
 MERGE = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.25")
 NAMES = ("a", "b")
-
-
-def only_run(folder: Path) -> Path:
-    (run,) = (folder / "outputs" / "runs").iterdir()
-    return run
 
 
 @pytest.fixture

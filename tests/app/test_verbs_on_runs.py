@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mecha_exp import terminal
 from mecha_exp.errors import ConfigError
 from mecha_exp.runs.query import Filter, Run, find_run
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep
+from mecha_exp.terminal import console
 
 
 def point(folder: Path, alpha: float, k: float, accuracy: float | None) -> None:
@@ -70,7 +70,7 @@ def test_ls_lists_sweeps_and_points(verb):
 
 
 def test_ls_fits_a_narrow_terminal_and_its_words_name_runs_and_sweeps(verb, monkeypatch):
-    monkeypatch.setattr(terminal.stdout, "_width", 80)
+    monkeypatch.setattr(console.stdout, "_width", 80)
 
     lines = verb("ls").splitlines()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from written import names
 
 from mecha_exp.checkpoint import (
     CheckpointWriter,
@@ -45,10 +46,6 @@ def interrupt(folder: Path, *keys: str, **changes: object) -> None:
     with pytest.raises(KeyboardInterrupt), open_writer(folder, **changes) as writer:  # type: ignore[arg-type]
         make(writer, *keys)
         raise KeyboardInterrupt
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from gguf_files import BF16, F16, F32, Q4_K, Q8_0, gguf_bytes, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
+from state_dicts import as_bytes
 
 from mecha_exp import EngineOptions, merge, weighted_sum
 from mecha_exp.checkpoint import open_stored
@@ -20,10 +21,6 @@ from mecha_exp.checkpoint.safetensors.header import open_regular
 from mecha_exp.errors import CheckpointError
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def small_model(path: Path, seed: int = 0) -> tuple[Path, dict[str, torch.Tensor]]:
     """A file with a tensor of each type, and what it stands for."""
     torch.manual_seed(seed)
@@ -31,10 +28,10 @@ def small_model(path: Path, seed: int = 0) -> tuple[Path, dict[str, torch.Tensor
     plain, numbers = torch.randn(7), torch.randn(6, 96)
     blocks = encode_q8_0(numbers)
     tensors = {
-        "token_embd.weight": (F16, (3, 5), raw(half)),
-        "blk.0.attn_q.weight": (Q8_0, (6, 96), raw(blocks)),
-        "blk.0.ffn_up.weight": (BF16, (2, 3, 4), raw(brain)),
-        "output_norm.weight": (F32, (7,), raw(plain)),
+        "token_embd.weight": (F16, (3, 5), as_bytes(half)),
+        "blk.0.attn_q.weight": (Q8_0, (6, 96), as_bytes(blocks)),
+        "blk.0.ffn_up.weight": (BF16, (2, 3, 4), as_bytes(brain)),
+        "output_norm.weight": (F32, (7,), as_bytes(plain)),
     }
     values = [half, decode_q8_0(blocks).reshape(6, 96), brain, plain]
     fields = {"llama.block_count": 1, "tokenizer.ggml.tokens": ["<s>", "ä", ""], "mecha_origin": "{}"}
@@ -54,7 +51,7 @@ def test_a_file_is_read_as_what_it_stands_for(tmp_path: Path):
 
 def test_parts_are_read_from_any_byte_to_any_other(tmp_path: Path):
     path, expected = small_model(tmp_path / "model.gguf")
-    whole = raw(expected["blk.0.attn_q.weight"])
+    whole = as_bytes(expected["blk.0.attn_q.weight"])
 
     with open_stored(path) as model:
         for start, stop in [(0, 4), (1, 2), (126, 131), (500, 2304), (2300, 2304), (128, 256)]:
@@ -175,7 +172,7 @@ def test_files_and_numbers_are_those_of_the_package_gguf(tmp_path: Path):
 
 
 def test_files_whose_tokens_differ_are_not_merged(tmp_path):
-    rows = {"token_embd.weight": (F32, (2, 4), raw(torch.ones(2, 4)))}
+    rows = {"token_embd.weight": (F32, (2, 4), as_bytes(torch.ones(2, 4)))}
     a, same, swapped = (
         write_gguf(tmp_path / f"{name}.gguf", rows, {"tokenizer.ggml.tokens": tokens})
         for name, tokens in (("a", ["x", "é"]), ("same", ["x", "é"]), ("swapped", ["é", "x"]))

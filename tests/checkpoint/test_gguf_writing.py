@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from gguf_files import BF16, F16, F32, Q8_0, write_gguf
+from state_dicts import as_bytes, numbers_of
 
 from mecha_exp import EngineOptions, Job, merge, merge_many, weighted_sum
-from mecha_exp.checkpoint import Destination, open_stored
+from mecha_exp.checkpoint import Destination
 from mecha_exp.checkpoint.gguf.model import GgufModel
 from mecha_exp.checkpoint.gguf.types import decode_q8_0, encode_q8_0
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate
@@ -18,10 +19,6 @@ from mecha_exp.graph.nodes import call
 
 TOKENS = ["<s>", "a", "b"]
 DEQUANTISE = EngineOptions(on_quantised="dequantise")
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def llama(path: Path, seed: int, kind: int = F16, alignment: int = 32) -> Path:
@@ -35,16 +32,11 @@ def llama(path: Path, seed: int, kind: int = F16, alignment: int = 32) -> Path:
         BF16: lambda t: t.bfloat16(),
         Q8_0: lambda t: encode_q8_0(t.flatten()),
     }[kind]
-    tensors = {name: (kind, tuple(t.shape), raw(encode(t))) for name, t in numbers.items()}
-    tensors["output_norm.weight"] = (F32, (5,), raw(torch.randn(5)))
+    tensors = {name: (kind, tuple(t.shape), as_bytes(encode(t))) for name, t in numbers.items()}
+    tensors["output_norm.weight"] = (F32, (5,), as_bytes(torch.randn(5)))
     fields = {"llama.block_count": 1, "general.file_type": {F32: 0, F16: 1, Q8_0: 7, BF16: 32}[kind]}
     fields |= {"tokenizer.ggml.tokens": TOKENS, "general.alignment": alignment}
     return write_gguf(path, tensors, fields, alignment=alignment)
-
-
-def numbers_of(path: Path) -> dict[str, torch.Tensor]:
-    with open_stored(path) as model:
-        return {key: model.read(key) for key in model.keys()}
 
 
 @pytest.mark.parametrize("kind", [F32, F16, BF16])
@@ -121,7 +113,7 @@ def test_codes_become_plain_numbers_of_a_dtype_that_is_asked_for(tmp_path: Path)
 def matrix(path: Path, numbers: torch.Tensor) -> Path:
     """A file of one matrix of Q8_0."""
     blocks = encode_q8_0(numbers.flatten())
-    return write_gguf(path, {"w.weight": (Q8_0, tuple(numbers.shape), raw(blocks))})
+    return write_gguf(path, {"w.weight": (Q8_0, tuple(numbers.shape), as_bytes(blocks))})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

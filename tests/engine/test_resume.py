@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import importlib.util
 import json
 import os
@@ -19,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from written import digest, names
 
 from mecha_exp import (
     CheckpointError,
@@ -113,14 +113,6 @@ def stop(keys: int, *jobs: Job, event: Callable[[], object] = interrupted) -> No
     countdown.set(keys, event)
     with pytest.raises(KeyboardInterrupt):
         run(*jobs)
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 WHOLE = ["a.safetensors", "b.safetensors", "target.safetensors"]

@@ -1,11 +1,11 @@
 """Small keys are computed together, and nothing tells: not the bytes, not the messages, not a resumed run."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from written import digest
 
 import mecha_exp as me
 from mecha_exp import Parameter, Return, merge_method
@@ -59,10 +59,6 @@ def one_by_one(recipe, monkeypatch: pytest.MonkeyPatch, options=None) -> dict[st
         patched.setattr(small_keys, "MANY", 10**9)
         merge_many([Job(recipe, output)], options)
     return output
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 RECIPES = {

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from state_dicts import same
 from test_same_bytes import METHODS, models_in, recipe_of
 
 import mecha_exp as mx
@@ -76,10 +77,6 @@ def stacked(model):
     for key, tensor in model.items():
         parts.setdefault(key.partition("[")[0], []).append(tensor)
     return {key: torch.stack(tensors) if key in KNOWN else tensors[0] for key, tensors in parts.items()}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from mecha_exp import ConfigError, EvaluationError, logits_of, loss
+from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.evaluation.learning import registry
 from mecha_exp.evaluation.learning.losses import bound_loss, mean_cross_entropy, mean_entropy
-from mecha_exp.evaluation.registry import Evaluator, find_evaluator
+from mecha_exp.evaluation.registry import find_evaluator
 from mecha_exp.evaluation.scoring import Evaluation
 from mecha_exp.evaluators.digits import digits_logits
 from mecha_exp.evaluators.mini8 import mini8_logits

@@ -13,7 +13,7 @@ from mecha_exp import ConfigError, Context, EvaluationError, Measurement, Outcom
 from mecha_exp.evaluation import read_scoring
 from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.plugins import load_plugins
-from mecha_exp.terminal import printable
+from mecha_exp.terminal.console import printable
 
 ANY = {"w": (2, 3)}
 

@@ -115,13 +115,10 @@ def line_of_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, dict[str, str]]]:
     """Runs a sweep between two models in this process; returns the rows of its table by alpha."""
-    from mecha_exp.cli import main
-    from mecha_exp.report.export import CSV_FILE, write_csv
-    from mecha_exp.report.results import Results
+    from sweep_folders import write_table
 
-    def write_table(results: Results, command: list[str], folder: Path) -> list[Path]:
-        write_csv(results, folder / CSV_FILE)
-        return [folder / CSV_FILE]
+    from mecha_exp.cli import main
+    from mecha_exp.report.export import CSV_FILE
 
     monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)  # no figures
     monkeypatch.chdir(tmp_path)

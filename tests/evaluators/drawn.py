@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
+from state_dicts import numbers_of
 
 from mecha_exp import Context
-from mecha_exp.checkpoint import open_stored
 from mecha_exp.evaluation import Measurement, read_scoring
 
 PROMPTS = ["a photo of a cat", "a drawing of the dog."]
@@ -16,11 +16,6 @@ def context_of(folder: Path) -> Context:
     return Context("point", inputs={name: folder / name for name in "ab"})
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    with open_stored(path) as model:
-        return {key: model.read(key) for key in model.keys()}
-
-
 def measured(
     folder: Path,
     state_dict: dict[str, torch.Tensor] | None = None,
@@ -28,7 +23,7 @@ def measured(
     **settings: object,
 ) -> Measurement:
     """What is measured of the merge of two pipelines, or of other weights, after all checks."""
-    state_dict = weights(folder / "merged") if state_dict is None else state_dict
+    state_dict = numbers_of(folder / "merged") if state_dict is None else state_dict
     shapes = {key: tuple(tensor.shape) for key, tensor in state_dict.items()}
     context = context or context_of(folder)
     scoring = read_scoring({"name": "images", **FEW, **settings}, shapes, context=context)
@@ -37,6 +32,6 @@ def measured(
 
 def key_of(folder: Path, **settings: object) -> str:
     """The key under which what is measured of the merge is stored."""
-    shapes = {key: tuple(tensor.shape) for key, tensor in weights(folder / "merged").items()}
+    shapes = {key: tuple(tensor.shape) for key, tensor in numbers_of(folder / "merged").items()}
     scoring = read_scoring({"name": "images", **FEW, **settings}, shapes, context=context_of(folder))
     return scoring.evaluations[0].key

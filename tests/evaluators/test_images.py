@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from drawn import PROMPTS, context_of, measured, weights
+from drawn import PROMPTS, context_of, measured
 from PIL import Image
 from safetensors.torch import load_file
+from state_dicts import numbers_of
 
 from mecha_exp import EvaluationError
 
@@ -48,7 +49,7 @@ def by_the_library(path: Path, scheduler: str | None = None) -> dict[tuple[str, 
 
 def test_pictures_are_those_of_the_saved_pipeline_and_distances_follow(folder, beside):
     measurement = measured(folder)
-    again = measured(folder, weights(folder / "a"))
+    again = measured(folder, numbers_of(folder / "a"))
 
     expected, of_a, of_b = (by_the_library(folder / name) for name in ("merged", "a", "b"))
     for (prompt, seed), picture in expected.items():
@@ -99,7 +100,7 @@ def test_weights_under_older_names_are_loaded_by_the_library(folder):
     """The attention of VAEs from before diffusers 0.15 has other names."""
     old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
     renamed = {}
-    for key, tensor in weights(folder / "merged").items():
+    for key, tensor in numbers_of(folder / "merged").items():
         for new, name in old.items():
             if key.startswith("vae.") and ".attentions." in key:
                 key = key.replace(f".{new}.", f".{name}.")
@@ -158,7 +159,7 @@ def test_a_kept_picture_that_is_damaged_is_drawn_again(folder, tmp_path):
 
 
 def test_pixels_that_are_not_numbers_are_an_error_of_that_point(folder):
-    broken = weights(folder / "merged")
+    broken = numbers_of(folder / "merged")
     broken["unet.conv_out.bias"] = torch.full_like(broken["unet.conv_out.bias"], torch.nan)
 
     with pytest.raises(
@@ -172,7 +173,7 @@ def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
     from mecha_exp.evaluators.pictures.pipelines import pipeline
 
     for _ in range(2):
-        with pipeline(ModelFolder(folder / "a"), weights(folder / "merged"), None, "cpu", "auto") as made:
+        with pipeline(ModelFolder(folder / "a"), numbers_of(folder / "merged"), None, "cpu", "auto") as made:
             networks = [made.unet, made.vae, made.text_encoder]
             assert {t.device.type for network in networks for t in network.state_dict().values()} == {"cpu"}
 

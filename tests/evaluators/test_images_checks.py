@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn import FEW, context_of, key_of, measured, weights
+from drawn import FEW, context_of, key_of, measured
 from safetensors.torch import save_file
+from state_dicts import numbers_of
 from tiny_tokenizers import write_tokenizer
 from tiny_vision import save_clip, save_vit
 
@@ -26,7 +27,7 @@ def folder(pipelines: Path) -> Path:
 
 def said(folder: Path, state_dict: dict[str, torch.Tensor] | None = None, **settings: object) -> str:
     """The error of the checks before a merge, for the shapes of the weights alone."""
-    state_dict = weights(folder / "merged") if state_dict is None else state_dict
+    state_dict = numbers_of(folder / "merged") if state_dict is None else state_dict
     shapes = {key: tuple(tensor.shape) for key, tensor in state_dict.items()}
     with pytest.raises(ConfigError) as error:
         read_scoring({"name": "images", **FEW, **settings}, shapes, context=context_of(folder))
@@ -61,7 +62,7 @@ def test_settings_that_do_not_fit_are_said_before_anything_is_merged(folder, set
 def test_a_gpu_that_is_too_small_is_an_error_with_both_sizes(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5_000, 80_000_000_000))
-    tensors = weights(folder / "merged").values()
+    tensors = numbers_of(folder / "merged").values()
     stored, halves = (sum(t.numel() for t in tensors) * size for size in (4, 2))
 
     for dtype, needed in (("auto", stored), ("float16", halves)):
@@ -84,7 +85,9 @@ def test_a_tokenizer_with_more_tokens_than_the_text_encoder_has_rows_is_named(fo
 def test_a_pipeline_without_a_component_is_named(folder, tmp_path):
     shutil.copytree(folder / "a", tmp_path / "a")
     shutil.rmtree(tmp_path / "a/vae")
-    part = {key: tensor for key, tensor in weights(folder / "merged").items() if not key.startswith("vae.")}
+    part = {
+        key: tensor for key, tensor in numbers_of(folder / "merged").items() if not key.startswith("vae.")
+    }
 
     with pytest.raises(ConfigError, match="the component 'vae' of the pipeline is missing"):
         measured(folder, model=str(tmp_path / "a"))
@@ -117,7 +120,7 @@ def changed_index(folder: Path, target: Path, **entries: object) -> str:
     ],
 )
 def test_weights_that_do_not_fit_a_component_are_said_before_a_merge(folder, key, shape, message):
-    state_dict = weights(folder / "merged")
+    state_dict = numbers_of(folder / "merged")
     state_dict.pop(key, None)
     if shape is not None:
         state_dict[key] = torch.zeros(shape)
@@ -129,7 +132,7 @@ def test_weights_that_do_not_fit_a_component_are_said_before_a_merge(folder, key
 
 
 def test_weights_of_one_component_are_checked_too(folder):
-    unet = {k.removeprefix("unet."): t for k, t in weights(folder / "a").items() if k.startswith("unet.")}
+    unet = {k.removeprefix("unet."): t for k, t in numbers_of(folder / "a").items() if k.startswith("unet.")}
     del unet["conv_in.bias"]
 
     assert "it lacks conv_in.bias" in said(folder, unet, component="unet", model=str(folder / "a"))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from state_dicts import same
 
 from mecha_exp import (
     CheckpointError,
@@ -30,10 +30,6 @@ def a():
 @pytest.fixture
 def b():
     return model(B)
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_a_fallback_gives_the_keys_that_the_first_one_lacks(b):

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from mecha_exp import merge, weighted_sum
-from mecha_exp import terminal as display
 from mecha_exp.system import progress
 from mecha_exp.system.memory import peak_memory
 from mecha_exp.system.progress import human_bytes, merge_summary
+from mecha_exp.terminal import bars
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_a_process_that_runs_torch_takes_some_memory():
 def test_a_terminal_has_a_bar_with_bytes_rate_time_left_and_the_end_of_the_key(monkeypatch):
     screen, ticks = io.StringIO(), itertools.count()
     terminal = Console(file=screen, force_terminal=True, width=120, get_time=lambda: next(ticks))
-    monkeypatch.setattr(display, "stderr", terminal)
+    monkeypatch.setattr(bars, "stderr", terminal)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
 
-    with display.byte_bar("merging", 4_000_000) as advance:
+    with bars.byte_bar("merging", 4_000_000) as advance:
         for _ in range(3):
             advance("a.very.long.prefix.of.the.key.model.layers.0.attention.weight", 1_000_000)
 
@@ -52,7 +52,7 @@ def test_a_terminal_has_a_bar_with_bytes_rate_time_left_and_the_end_of_the_key(m
 def test_without_a_terminal_nothing_is_shown_and_the_log_is_told(monkeypatch, capsys, caplog):
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
 
-    with caplog.at_level("INFO"), display.byte_bar("merging", 4_000_000) as advance:
+    with caplog.at_level("INFO"), bars.byte_bar("merging", 4_000_000) as advance:
         advance("a.weight", 1_000_000)
 
     assert capsys.readouterr() == ("", "")

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mecha_exp.app.adaptive.optimiser import Floats
 from mecha_exp.app.adaptive.points import EXPERT, KEY
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.by_key import DEFAULT
 from mecha_exp.lab.points import SAMPLED_DIGITS
-
-Floats = NDArray[np.float64]
 
 _SPECIAL = re.compile(r"([:\[\](){},=\\])")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mecha_exp.app.adaptive.coefficients import Coefficients
+from mecha_exp.app.adaptive.optimiser import Floats
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
 from mecha_exp.app.point import Point
 from mecha_exp.architectures.anatomy import Anatomy
@@ -25,8 +25,6 @@ from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call
 # mypy does not see the packages that live beside mecha_exp in the checkout.
 from mecha_exp.methods.tasks import elected_total  # type: ignore[import-not-found, unused-ignore]
 from mecha_exp.sources.source import infos_of
-
-Floats = NDArray[np.float64]
 
 PLAIN, ELECTED = "task_arithmetic", "elected_task_arithmetic"
 METHODS = (PLAIN, ELECTED)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from omegaconf import DictConfig
 
 from mecha_exp.app.adaptive.experiment import Experiment
 from mecha_exp.app.adaptive.learning import Descent
+from mecha_exp.app.adaptive.optimiser import Floats
 from mecha_exp.app.adaptive.points import as_list, learned_setting
 from mecha_exp.app.adaptive.progress import Progress, file_of, write_tables
 from mecha_exp.app.adaptive.request import Request
@@ -24,9 +22,9 @@ from mecha_exp.app.sweep.settings import checked_count
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.losses import bound_loss
 from mecha_exp.lab.points import Setting
-from mecha_exp.terminal import stdout
-
-Floats = NDArray[np.float64]
+from mecha_exp.numbers import is_number
+from mecha_exp.system.texts import json_hash
+from mecha_exp.terminal.console import stdout
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def learning_of(request: Request) -> Learning:
         for kind, coefficients in experiment.coefficients([str(k) for k in as_list(settings.by)]).items():
             numbers = [start.tolist(), rate, low, high, checkpoints]
             decides = [loss.key, coefficients.identity, numbers, experiment.identity]
-            key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+            key = json_hash(decides)[:16]
             arguments = (loss, coefficients, start, rate, low, high, checkpoints, key)
             descents.append(Descent(f"{name}/{kind}", *arguments))
     known = request.known
@@ -141,7 +139,7 @@ def _numbers(settings: DictConfig) -> tuple[float, float, float]:
     """The bounds of the weights, and the learning rate."""
     values = {name: settings[name] for name in ("low", "high", "rate")}
     for name, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not np.isfinite(value):
+        if not is_number(value) or not np.isfinite(value):
             raise ConfigError(f"sweep.{name}={value}: expected a finite number.")
     if values["rate"] <= 0:
         raise ConfigError(f"sweep.rate={values['rate']}: expected a learning rate above 0, as 0.001.")

@@ -15,18 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mecha_exp.app.adaptive.coefficients import Coefficients
-from mecha_exp.app.adaptive.optimiser import Adam
+from mecha_exp.app.adaptive.optimiser import Adam, Floats
 from mecha_exp.app.adaptive.progress import Progress, read_progress, write_progress
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.learning.losses import BoundLoss
 from mecha_exp.evaluators.common.devices import one_thread
-
-Floats = NDArray[np.float64]
 
 SECONDS_BETWEEN_WRITES = 2.0
 """A kill loses at most so many seconds and a step."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mecha_exp.app.adaptive.optimiser import Adam
+from mecha_exp.app.adaptive.optimiser import Adam, Floats
 from mecha_exp.errors import ConfigError
 from mecha_exp.report.adaptive import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
-
-Floats = NDArray[np.float64]
+from mecha_exp.system.texts import csv_text
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ def write_tables(
         experts: their names.
     """
     losses = [[name, step, repr(v)] for name, p in learned.items() for step, v in enumerate(p.losses)]
-    _write_csv(folder / LOSSES_FILE, ["learned", "step", "loss"], losses)
+    atomic_write_text(folder / LOSSES_FILE, csv_text([["learned", "step", "loss"], *losses]))
     weights = [
         [name, step, part, expert, repr(float(value))]
         for name, progress in learned.items()
@@ -88,12 +84,5 @@ def write_tables(
         for part, row in zip(parts[name], values, strict=True)
         for expert, value in zip(experts, row, strict=True)
     ]
-    _write_csv(folder / WEIGHTS_FILE, ["learned", "step", "part", "expert", "weight"], weights)
-
-
-def _write_csv(path: Path, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(rows)
-    atomic_write_text(path, text.getvalue())
+    heads = ["learned", "step", "part", "expert", "weight"]
+    atomic_write_text(folder / WEIGHTS_FILE, csv_text([heads, *weights]))

@@ -5,8 +5,6 @@ Source: Model soups, Wortsman et al. 2022, arXiv:2203.05482, recipe 1.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +20,13 @@ from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
 from mecha_exp.evaluation import Outcomes
 from mecha_exp.lab.points import TRIAL, Setting
+from mecha_exp.numbers import is_number
 from mecha_exp.report.adaptive import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.terminal import print_line
+from mecha_exp.system.texts import csv_text
+from mecha_exp.terminal.console import print_line
 
 NOISE, PAPER = "noise", "paper"
 RULES = (NOISE, PAPER)
@@ -194,7 +194,7 @@ def soup_of(request: Request) -> GreedySoup:
             f"sweep.rule={settings.rule}: there is no such rule.{did_you_mean(str(settings.rule), RULES)}"
         )
     level = settings.level
-    if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:
+    if not is_number(level) or not 0 < level < 1:
         raise ConfigError(f"sweep.level={level}: expected a level of the test between 0 and 1, such as 0.05.")
     require_numbered_folders(request.config, "sweep=greedy_soup")
     split = scoring.selection_split or WHOLE
@@ -210,19 +210,10 @@ def _show(choice: Choice) -> None:
 
 def _write(choices: Sequence[Choice], folder: Path) -> None:
     """Write the table of choices, in the order in which experts were tried."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["expert", "alone", "tried", "soup", "p", "kept"])
+    rows = [["expert", "alone", "tried", "soup", "p", "kept"]]
     for choice in choices:
         soup = "" if math.isnan(choice.soup) else repr(choice.soup)
-        writer.writerow(
-            [
-                choice.expert,
-                repr(choice.alone),
-                repr(choice.tried),
-                soup,
-                "" if choice.p is None else repr(choice.p),
-                str(choice.kept).lower(),
-            ]
-        )
-    atomic_write_text(folder / CHOICES_FILE, text.getvalue())
+        p = "" if choice.p is None else repr(choice.p)
+        kept = str(choice.kept).lower()
+        rows.append([choice.expert, repr(choice.alone), repr(choice.tried), soup, p, kept])
+    atomic_write_text(folder / CHOICES_FILE, csv_text(rows))

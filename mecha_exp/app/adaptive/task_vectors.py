@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from mecha_exp.app.adaptive.optimiser import Floats
 from mecha_exp.checkpoint.dtypes import torch_dtype
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.source import Source
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

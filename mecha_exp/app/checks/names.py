@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.sweep.hyperparameters import recipes_with
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain import as_written, entry
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
@@ -84,11 +84,9 @@ def check_names(grid: Grid, problems: Problems) -> None:
 def _check_name(point: GridPoint, node: Any, key: str, problems: Problems) -> None:
     path = key.split(".")
     for depth, part in enumerate(path):
-        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, dict) and part in node:
-            node = node[part]
-        else:
+        try:
+            node = entry(node, part)
+        except LookupError:
             parent = ".".join(path[:depth]) or f"the recipe{recipe_name(point.base)}"
             hint = _hint(point, part, node if isinstance(node, dict) else {}, depth == 0)
             meant = _block_meant(point, path)

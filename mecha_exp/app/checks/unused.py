@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.recipes.templates import MERGEKIT
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain import REFERENCE, as_written, entry
 from mecha_exp.app.words.quoting import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
@@ -27,7 +28,6 @@ _FILES_OF = {
 }
 """What stands beside the experts, and recipes that read it."""
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
 _OPEN_PARTS = ("sweep.options.",)
 
@@ -98,7 +98,7 @@ def _uses(index: int, references: set[str]) -> bool:
 def _references_elsewhere(config: DictConfig) -> set[str]:
     """The keys that other parts of a configuration refer to, such as an evaluator to the base."""
     others = [value for key, value in as_written(config).items() if key not in ("hydra", "recipe", _MODELS)]
-    return set(_REFERENCE.findall(str(others)))
+    return set(REFERENCE.findall(str(others)))
 
 
 def _check_blocks(config: DictConfig, references: set[str], problems: Problems) -> None:
@@ -168,11 +168,8 @@ def _check_new_keys(
 
 
 def _has(raw: Any, key: str) -> bool:
-    for part in key.split("."):
-        if isinstance(raw, Mapping) and part in raw:
-            raw = raw[part]
-        elif isinstance(raw, list) and part.isdecimal() and int(part) < len(raw):
-            raw = raw[int(part)]
-        else:
-            return False
+    try:
+        reduce(entry, key.split("."), raw)
+    except LookupError:
+        return False
     return True

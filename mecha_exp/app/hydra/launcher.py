@@ -20,7 +20,8 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.hydra.jobs import Jobs, enter, run_job
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
@@ -28,7 +29,8 @@ from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.runs.record import RUN_FILE, Record, json_ready
-from mecha_exp.terminal import hashing_bar, progress_bar, stdout
+from mecha_exp.terminal.bars import hashing_bar, progress_bar
+from mecha_exp.terminal.console import stdout
 
 MANY_POINTS = 256
 """The points of a sweep that is not large."""

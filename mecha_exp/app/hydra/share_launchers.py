@@ -39,7 +39,7 @@ from mecha_exp.cluster.workers import LostWorker
 from mecha_exp.errors import ConfigError
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.system.cores import available_cores
-from mecha_exp.terminal import examples_bar
+from mecha_exp.terminal.bars import examples_bar
 
 FOLDER = ".shares"
 """The folder of a sweep in which shares are handed out while it runs."""

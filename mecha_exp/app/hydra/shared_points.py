@@ -19,7 +19,8 @@ from mecha_exp.cluster.workers import LostWorker
 from mecha_exp.errors import ConfigError
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.terminal import show_error, show_point
+from mecha_exp.terminal.console import show_error
+from mecha_exp.terminal.pace import show_point
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ is prepared, once for each set of values, and kept in `outputs/statistics` by a 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.paths import STATISTICS
 from mecha_exp.sources.search import find_model
-from mecha_exp.terminal import examples_bar
+from mecha_exp.system.texts import json_hash
+from mecha_exp.terminal.bars import examples_bar
 
 CALIBRATE = "calibrate"
 """The word of a mapping that says how statistics are measured, in the place of their files."""
@@ -105,7 +104,7 @@ class _Measurement:
             "settings": {name: value for name, value in sorted(self.settings.items()) if name != "memory"},
             "code": [code_version(), hash_of_code(self.settings.get("module"))],
         }
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        digest = json_hash(facts, sort_keys=True)[:32]
         return STATISTICS.absolute() / digest / f"{self.models[index].stem}.statistics.safetensors"
 
     def request(self, index: int) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.app.recipes.measured_statistics import with_measured, without_measured
+from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, Node, models_of
 from mecha_exp.mergekit.documents import by_name, load_documents, paths_in
@@ -74,7 +75,7 @@ def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mer
     return merge
 
 
-def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> Mapping[str, Path | bytes | None]:
+def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> SmallFiles:
     """The small files that a recipe brings for the folder of its output; see `Job`."""
     is_foreign = _is_of_mergekit(config.get("recipe"))
     return merge_of_mergekit(config, folders).small_files if is_foreign else {}

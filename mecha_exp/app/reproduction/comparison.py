@@ -86,16 +86,10 @@ def compare_numbers(original: Original, point: Point, outcome: Outcome) -> None:
     merged: dict[str, torch.Tensor] = {}
     with plan([point.job(merged)], point.options) as planned:
         report = run_plan(planned)
-        scoring = point.read_scoring({key: shape for key, (_, shape) in planned.layouts[0].items()})
+        scoring = point.read_scoring(planned)
     now = dict(scoring.measure(merged, point.context))
     for model, by_key in report.moments[0].items():
-        whole = summarise(by_key)[""]
-        measured = {
-            "distance": whole.distance,
-            "relative_change": whole.relative_change,
-            "cosine": whole.cosine,
-        }
-        now |= {f"weights/{name}/{point.names[model]}": value for name, value in measured.items()}
+        now |= summarise(by_key)[""].metrics(point.names[model])
     shared = [name for name in original.metrics if name in now]
     outcome.compared = f"{len(shared)} numbers, since no file was kept: {some(shared, 5)}"
     for name in shared:

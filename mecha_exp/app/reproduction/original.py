@@ -15,7 +15,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.runs.query import Run, find_run
-from mecha_exp.runs.record import FAILED, RUN_FILE, Record
+from mecha_exp.runs.record import CONFIG_FILE, FAILED, RECIPE_FILE, RUN_FILE, Record
 from mecha_exp.sources.search import folders_of
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.database import SQLITE
@@ -97,7 +97,7 @@ def _of_run(run: Run, source: str) -> Original:
     if record.status == FAILED:
         raise ConfigError(f"{record.name} failed, so there is nothing to make again: {record.error}")
     texts = {}
-    for name in ("recipe.yaml", "recipe.mecha"):
+    for name in (CONFIG_FILE, RECIPE_FILE):
         try:
             texts[name] = (run.folder / name).read_text(encoding="utf-8")
         except OSError as error:
@@ -105,15 +105,15 @@ def _of_run(run: Run, source: str) -> Original:
     model = Path(record.model) if record.model else None
     present = model if model is not None and model.is_file() else None
     origin = Origin(**record.origin) if record.origin else Origin([], {}, {}, {}, {})
-    metadata = _metadata_of(present) if present else _metadata(texts["recipe.mecha"], record)
+    metadata = _metadata_of(present) if present else _metadata(texts[RECIPE_FILE], record)
     return Original(
         name=record.name,
         source=source,
-        recipe=metadata.get(METADATA_KEY, texts["recipe.mecha"]),
+        recipe=metadata.get(METADATA_KEY, texts[RECIPE_FILE]),
         inputs=origin.inputs or [v for k, v in record.tags.items() if k.startswith("fingerprint/")],
-        config=yaml.safe_load(texts["recipe.yaml"]),
+        config=yaml.safe_load(texts[CONFIG_FILE]),
         metadata=metadata,
-        versions={k: v for k, v in record.tags.items() if k.startswith(("version/", "git/", "machine/"))},
+        versions=record.environment,
         methods=origin.methods,
         sha256=record.model_sha256,
         model=present,

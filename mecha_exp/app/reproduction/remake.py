@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.app.outputs.adapter import RANK
-from mecha_exp.app.point import Point, prepare
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare
 from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compare_numbers
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.app.reproduction.sources import restore_plugins
 from mecha_exp.checkpoint.formats import SAFETENSORS
-from mecha_exp.checkpoint.remote import address_of
+from mecha_exp.checkpoint.remote import place_of
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS
 from mecha_exp.errors import CheckpointError, ConfigError
@@ -93,7 +94,7 @@ def _find_inputs(
         now = content_of(path)
         if known and now != known:
             outcome.differences.append(f"the input {path} has changed: {_change(known, now)}")
-        place = address_of(path) or str(path)
+        place = place_of(path)
         moved = "" if place == model.source else f", found as {place}"
         outcome.inputs.append(f"{model.source}{moved}{', the same content' if now == known else ''}")
     return found

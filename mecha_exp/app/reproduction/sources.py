@@ -12,7 +12,7 @@ from typing import Any
 
 from mecha_exp.engine.code_hash import methods_of
 from mecha_exp.engine.code_hash.functions import source_modules
-from mecha_exp.evaluation.registry import Evaluator
+from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.graph.nodes import Node
 
 SOURCES_FILE = "sources.json"

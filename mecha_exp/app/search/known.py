@@ -8,7 +8,8 @@ the store is asked for. Only a point of which it has merge and measurements is k
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ import yaml
 
 from mecha_exp.app.hydra.compose import COMPOSE
 from mecha_exp.app.hydra.jobs import enter
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.trials import KNOWN, Trial
 from mecha_exp.app.sweep.hyperparameters import GROUP
+from mecha_exp.app.words.plain import entry
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.lab.points import Setting
-from mecha_exp.runs.record import Record
+from mecha_exp.runs.record import CONFIG_FILE, Record
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ def _candidates(space: Space, bench: Workbench) -> Iterator[Parameters]:
     for merge in bench.store or ():
         folder = Path(merge.folder)
         try:
-            config = yaml.load((folder / "recipe.yaml").read_text(encoding="utf-8"), _Loader)
+            config = yaml.load((folder / CONFIG_FILE).read_text(encoding="utf-8"), _Loader)
             recipe = Record.load(folder).parameters.get(GROUP)
         except (OSError, yaml.YAMLError, ConfigError):  # the folder is gone
             continue
@@ -88,7 +91,10 @@ def _parameters(space: Space, config: Mapping[str, Any], recipe: str) -> Paramet
         if dimension.key == GROUP:
             point[GROUP] = recipe
         elif dimension.sign + dimension.key in space.branches[branch]:
-            value = _below(config, dimension.key.split("."))
+            try:
+                value = reduce(entry, dimension.key.split("."), config)
+            except LookupError:
+                return None
             if value is None or isinstance(value, dict | list):
                 return None
             point[dimension.key] = value
@@ -96,15 +102,3 @@ def _parameters(space: Space, config: Mapping[str, Any], recipe: str) -> Paramet
         return space.parameters(point)
     except ConfigError:  # outside of the space
         return None
-
-
-def _below(value: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys and indices; None where there is none."""
-    for part in path:
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return None
-    return value

@@ -20,9 +20,9 @@ from mecha_exp.app.search.storage import open_shared
 from mecha_exp.app.sweep.settings import checked_count, require_numbered_folders
 from mecha_exp.app.words.plain import resolved
 from mecha_exp.app.workbench import Workbench
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, did_you_mean, prefixed
 from mecha_exp.evaluation import Scoring
-from mecha_exp.evaluation.registry import DIRECTIONS
+from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.lab.points import Setting
 
 BATCHES = 10
@@ -155,7 +155,5 @@ def _enqueued(value: Any, space: Space, trials: int) -> list[Parameters]:
         raise ConfigError("sweep.enqueue: expected points, as in sweep.enqueue=[{alpha:0.5},{alpha:1}].")
     if len(points) > trials:
         raise ConfigError(f"sweep.enqueue has {len(points)} points, and sweep.trials={trials} is fewer.")
-    try:
+    with prefixed("sweep.enqueue: "):
         return [space.parameters(point) for point in points]
-    except ConfigError as error:
-        raise ConfigError(f"sweep.enqueue: {error}") from None

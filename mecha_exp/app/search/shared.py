@@ -17,7 +17,7 @@ from mecha_exp.app.search.locks import Locks, new_worker
 from mecha_exp.app.search.space import Space
 from mecha_exp.app.search.study import frozen_trial, outcome_of
 from mecha_exp.app.search.trials import Outcome, Trial
-from mecha_exp.errors import MechaError, StoreError
+from mecha_exp.errors import MechaError, StoreError, first_line
 from mecha_exp.system.optuna_log import quiet_optuna
 
 if TYPE_CHECKING:
@@ -203,10 +203,9 @@ class SharedStudy:
         except (MechaError, AssertionError):  # of the block itself
             raise
         except Exception as error:  # of a database, of any kind
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StoreError(
-                f"sweep.storage={self._url} does not answer any more: {reason}. What has been measured is "
-                "kept; the same command goes on."
+                f"sweep.storage={self._url} does not answer any more: {first_line(error)}. What has been "
+                "measured is kept; the same command goes on."
             ) from error
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mecha_exp.app.search.locks import FileLocks, Locks, MySQLLocks, PostgresLocks
 from mecha_exp.app.search.shared import SharedStudy
 from mecha_exp.app.search.space import Space
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, first_line
 from mecha_exp.system.optuna_log import quiet_optuna
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def open_shared(
         how = f"it needs {error.name}, which is not installed: pip install {package}"
         raise ConfigError(f"sweep.storage={shown} cannot be reached: {how}") from None
     except Exception as error:  # of a database, of any kind
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"sweep.storage={shown} cannot be reached: {reason}") from None
+        raise ConfigError(f"sweep.storage={shown} cannot be reached: {first_line(error)}") from None
     if stored != json.dumps(described):
         raise ConfigError(
             f"sweep.storage={shown}: its study '{name}' searches another {_differing(stored, described)}. "

@@ -13,6 +13,7 @@ from mecha_exp.app.words.quoting import quoted
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import BLOCKS_KEY, EXPERTS_KEY, SUBSET_KEY, Axis, Setting
+from mecha_exp.numbers import is_whole
 
 Group = tuple[int, ...]
 
@@ -136,7 +137,7 @@ def _of_size(count: int, size: int) -> list[Group]:
 
 
 def _check_size(key: str, size: object, count: int) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= count:
+    if not is_whole(size, least=1) or size > count:
         raise ConfigError(f"{key}={size}: there are {count} experts, so a subset has 1 to {count} of them.")
 
 

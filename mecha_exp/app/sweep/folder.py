@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
 from mecha_exp.errors import CheckpointError, ConfigError, StoreError
 from mecha_exp.runs.sweep import LOCKED, SWEEP_FILE
 from mecha_exp.system.folders import numbered
+from mecha_exp.system.texts import json_hash
 
 if TYPE_CHECKING:
     from mecha_exp.app.command_line import CommandLine
@@ -107,4 +106,4 @@ def _key(line: CommandLine) -> str:
     jobs = [[word for word in job if not word.startswith(_HOW_FAR)] for job in line.jobs]
     # the points change with the files, and the folder counts: paths may be relative and stores shared
     content = [words, jobs, str(Path.cwd())]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+    return json_hash(content)[:32]

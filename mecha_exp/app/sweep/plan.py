@@ -11,11 +11,12 @@ from omegaconf import DictConfig
 from mecha_exp.app.batch import Batch, plan_batches
 from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.jobs import enter
-from mecha_exp.app.point import Point, prepare_job
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal import make_table, print_line, show_error, stdout
+from mecha_exp.terminal.console import make_table, print_line, show_error, stdout
 
 
 @dataclass

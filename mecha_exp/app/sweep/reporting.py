@@ -12,7 +12,8 @@ from pathlib import Path
 import yaml
 
 from mecha_exp.app.batch import Merged, merge_points
-from mecha_exp.app.point import Point, prepare
+from mecha_exp.app.point import Point
+from mecha_exp.app.preparation import prepare
 from mecha_exp.app.tracking import datasets_of
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
@@ -28,9 +29,9 @@ from mecha_exp.runs.outcomes import (
     read_outcomes,
     write_outcomes,
 )
-from mecha_exp.runs.record import METRICS_FILE, RUN_FILE, Record
+from mecha_exp.runs.record import CONFIG_FILE, METRICS_FILE, RUN_FILE, Record
 from mecha_exp.runs.sweep import Sweep, Tracking
-from mecha_exp.terminal import show_error, stdout
+from mecha_exp.terminal.console import show_error, stdout
 from mecha_exp.tracking import Store
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def _is_reported(candidate: _Chosen, bench: Workbench) -> bool:
 
 def _candidate(path: Path, record: Record, bench: Workbench) -> _Chosen | None:
     """A chosen point, from the configuration in its folder; None if it would be another merge by now."""
-    config = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))
     try:
         point = bench.sign(prepare(config, path))
     except MechaError as error:

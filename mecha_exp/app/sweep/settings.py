@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.words.plain import as_written
 from mecha_exp.errors import ConfigError
+from mecha_exp.numbers import is_whole
 
 _NUMBERED = "${hydra:job.num}"
 
@@ -18,7 +19,7 @@ def checked_count(key: str, value: Any, least: int = 1) -> int:
     Raises:
         ConfigError: the value of `key` is not a whole number, or is less than `least`.
     """
-    if type(value) is not int or value < least:
+    if not is_whole(value, least):
         raise ConfigError(f"{key}={value}: expected a whole number, {least} or more.")
     return value
 

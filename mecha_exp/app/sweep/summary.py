@@ -23,7 +23,7 @@ from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points
-from mecha_exp.terminal import print_line, printable, show_error, stdout
+from mecha_exp.terminal.console import print_line, printable, show_error, stdout
 from mecha_exp.tracking import Store
 
 _SHOWN = {

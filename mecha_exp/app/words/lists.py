@@ -13,6 +13,7 @@ from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain import as_written
 from mecha_exp.app.words.quoting import parse, quoted, shell_word
 from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.numbers import is_number
 
 _EXPERTS = "models.experts"
 WEIGHTS = "weights"
@@ -133,7 +134,7 @@ class _Lists:
 
     def _is_number_of_each(self, key: str) -> bool:
         value = _select(self._config, key)
-        return key == WEIGHTS and isinstance(value, int | float) and not isinstance(value, bool)
+        return key == WEIGHTS and is_number(value)
 
 
 def _texts(override: Override) -> list[list[str]] | None:

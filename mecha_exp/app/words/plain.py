@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
+
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+"""A reference to another key, as written."""
 
 
 def resolved(part: Any) -> Any:
@@ -15,3 +20,12 @@ def resolved(part: Any) -> Any:
 def as_written(part: Any) -> Any:
     """A part of a configuration as dictionaries and lists, with references such as `${alpha}` as texts."""
     return OmegaConf.to_container(part, resolve=False) if OmegaConf.is_config(part) else part
+
+
+def entry(part: Any, word: str) -> Any:
+    """The entry of a dictionary or a list by its name or its number; LookupError where there is none."""
+    if isinstance(part, Mapping):
+        return part[word]
+    if isinstance(part, list) and word.isdecimal():
+        return part[int(word)]
+    raise LookupError(word)

@@ -8,9 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain import REFERENCE, as_written
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _ARGUMENT = re.compile(r"\brecipe(?:\.\w+)+")
 
 
@@ -40,5 +39,5 @@ def _references(place: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _references(f"{place}.{name}", item)
-    elif isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
+    elif isinstance(value, str) and (match := REFERENCE.fullmatch(value)):
         yield place, match[1]

@@ -6,7 +6,6 @@ outlines are in the user's cache folder, under a hash of the configs' texts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import AdapterConfig, is_key_of
 from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
+from mecha_exp.system.texts import json_hash
 
 ENOUGH = 0.8
 """The share of a component's keys above which a file has the component, with keys missing."""
@@ -104,7 +104,7 @@ def outlines_of(texts: Iterable[Path], configs: Callable[[], Iterable[ModelConfi
     """
     folder = cache_folder()
     content = [FORMAT, *((path.name, path.read_text(encoding="utf-8")) for path in sorted(texts))]
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    digest = json_hash(content)
     path = folder / f"configs-{digest[:32]}.json" if folder else None
     cached = read_checksummed(path) if path else None
     if cached is not None:

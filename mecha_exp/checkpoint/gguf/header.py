@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, PLAIN, Q8_0, type_name
-from mecha_exp.checkpoint.positional import PositionalFile
+from mecha_exp.checkpoint.gguf.types import BLOCK, PLAIN, Q8_0, bytes_of, type_name
+from mecha_exp.checkpoint.positional import ReadableFile
 from mecha_exp.checkpoint.safetensors.header import MAX_TENSORS
 from mecha_exp.errors import CheckpointError, some
 
@@ -89,7 +89,7 @@ def begins_as_gguf(start: bytes) -> bool:
     return start.startswith(MAGIC)
 
 
-def parse_header(file: PositionalFile) -> GgufHeader:
+def parse_header(file: ReadableFile) -> GgufHeader:
     """Read and check the header of an open file.
 
     Raises:
@@ -99,17 +99,17 @@ def parse_header(file: PositionalFile) -> GgufHeader:
     try:
         return _parse(_Cursor(file))
     except CheckpointError as error:
-        raise CheckpointError(f"{file.path}: {error}") from None
+        raise CheckpointError(f"{file.name}: {error}") from None
     except UnicodeDecodeError:
-        raise CheckpointError(f"{file.path}: a name in its header is not text in UTF-8. {_AGAIN}") from None
+        raise CheckpointError(f"{file.name}: a name in its header is not text in UTF-8. {_AGAIN}") from None
 
 
 class _Cursor:
     """Reads a header from its beginning on, in pieces, and never beyond the file."""
 
-    def __init__(self, file: PositionalFile) -> None:
+    def __init__(self, file: ReadableFile) -> None:
         self._file = file
-        self.size = file.stat().st_size
+        self.size = file.size
         self._bytes = bytearray()
         self.at = 0
 
@@ -215,7 +215,7 @@ def _tensors(
     tensors: dict[str, GgufTensor] = {}
     end = start
     for name, shape, kind, offset in sorted(entries, key=lambda entry: entry[3]):
-        nbytes = _bytes_of(name, shape, kind)
+        nbytes = _size_of(name, shape, kind)
         begin = start + offset
         if offset % alignment or begin < end or begin + nbytes > size:
             raise CheckpointError(f"{name!r} does not lie where its header says. {_AGAIN}")
@@ -226,13 +226,10 @@ def _tensors(
     return {name: tensors[name] for name, *_ in entries}
 
 
-def _bytes_of(name: str, shape: tuple[int, ...], kind: int) -> int:
-    count = math.prod(shape)
-    if kind != Q8_0:
-        return count * PLAIN[kind].nbytes
-    if not shape or shape[-1] % BLOCK:
+def _size_of(name: str, shape: tuple[int, ...], kind: int) -> int:
+    if kind == Q8_0 and (not shape or shape[-1] % BLOCK):
         raise CheckpointError(f"{name!r} of shape {list(shape)} has rows that are not whole blocks. {_AGAIN}")
-    return count // BLOCK * BLOCK_BYTES
+    return bytes_of(math.prod(shape), kind)
 
 
 def _require_read(entries: list[tuple[str, tuple[int, ...], int, int]]) -> None:

@@ -70,6 +70,11 @@ _CODED = {
 }
 
 
+def bytes_of(count: int, kind: int) -> int:
+    """The bytes of so many numbers of a type; of Q8_0 a multiple of `BLOCK`."""
+    return count // BLOCK * BLOCK_BYTES if kind == Q8_0 else count * PLAIN[kind].nbytes
+
+
 def type_name(number: int) -> str:
     """The name of a type, for messages."""
     return PLAIN[number].dtype if number in PLAIN else _CODED.get(number, f"of the unknown type {number}")

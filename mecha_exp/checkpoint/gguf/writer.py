@@ -16,7 +16,15 @@ import torch
 from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.gguf.header import MAGIC, STRING, UINT32, VERSIONS, GgufHeader
 from mecha_exp.checkpoint.gguf.model import OWN_FIELDS, GgufModel
-from mecha_exp.checkpoint.gguf.types import BLOCK, BLOCK_BYTES, NUMBERS, PLAIN, Q8_0, encode_q8_0, scales_of
+from mecha_exp.checkpoint.gguf.types import (
+    BLOCK,
+    BLOCK_BYTES,
+    NUMBERS,
+    Q8_0,
+    bytes_of,
+    encode_q8_0,
+    scales_of,
+)
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import FileRegion, byte_view, parts_of
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter, Places
@@ -171,7 +179,7 @@ def places_of(tensors: Layout, metadata: Mapping[str, str], template: GgufTempla
     order = [key for key in header.tensors if key in tensors]
     codes = template.codes_in(tensors)
     kinds = {key: Q8_0 if key in codes else NUMBERS[tensors[key][0]] for key in order}
-    sizes = {key: _bytes_of(math.prod(tensors[key][1]), kinds[key]) for key in order}
+    sizes = {key: bytes_of(math.prod(tensors[key][1]), kinds[key]) for key in order}
     entries, relative, end = bytearray(), {}, 0
     for key in order:
         relative[key] = end
@@ -196,10 +204,6 @@ def _fields(header: GgufHeader, kinds: Mapping[str, int], metadata: Mapping[str,
         fields[FILE_TYPE] = struct.pack("<II", UINT32, _FILE_TYPES[common])
     own = {name: text for name, text in metadata.items() if name.startswith(OWN_FIELDS)}
     return fields | {name: struct.pack("<I", STRING) + _text(text) for name, text in own.items()}
-
-
-def _bytes_of(count: int, kind: int) -> int:
-    return count // BLOCK * BLOCK_BYTES if kind == Q8_0 else count * PLAIN[kind].nbytes
 
 
 def _text(text: str) -> bytes:

@@ -5,7 +5,7 @@ from mecha_exp.checkpoint.remote.file import RemoteFile
 from mecha_exp.checkpoint.remote.kept import keep_in
 from mecha_exp.checkpoint.remote.lookup import fetch_small_files, look_up
 from mecha_exp.checkpoint.remote.pin import BY_VERSION
-from mecha_exp.checkpoint.remote.stand_in import address_of, is_stand_in
+from mecha_exp.checkpoint.remote.stand_in import address_of, is_stand_in, place_of
 
 __all__ = [
     "BY_VERSION",
@@ -16,5 +16,6 @@ __all__ = [
     "is_stand_in",
     "keep_in",
     "look_up",
+    "place_of",
     "with_slashes",
 ]

@@ -16,7 +16,6 @@ _IN_PATH = re.compile(rf"(?:^|[/\\])(?P<scheme>{_KNOWN}):[/\\]+(?P<place>.*)")
 OWN_SCHEMES = ("pkg", "made")
 """Schemes of models on this machine."""
 
-INDEX = ".index.json"
 NOT_IN_PARTS = {
     ".bin": "a pickle",
     ".ckpt": "a pickle",

@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mecha_exp.checkpoint.remote.address import INDEX, scheme_of
+from mecha_exp.checkpoint.remote.address import scheme_of
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import Interruption, Pin, changed, first_line
+from mecha_exp.checkpoint.remote.pin import Interruption, Pin, cause_of, changed
 from mecha_exp.checkpoint.remote.retries import at_once
+from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.errors import CheckpointError
 
 _VERSION_FIELDS = (
@@ -41,7 +42,7 @@ class AnyStore:
         except CheckpointError:
             raise
         except Exception as error:  # each file system has errors of its own
-            raise CheckpointError(f"{address} cannot be read: {first_line(error)}.") from None
+            raise CheckpointError(f"{address} cannot be read: {cause_of(error)}.") from None
         if not pins:
             raise CheckpointError(f"{address} does not exist, or is empty.")
         return pins
@@ -59,7 +60,7 @@ class AnyStore:
         except FileNotFoundError:
             raise changed(pin, self.missing) from None
         except Exception as error:
-            raise Interruption(first_line(error)) from None
+            raise Interruption(cause_of(error)) from None
         return _fill(view, content, pin)
 
     def version(self, pin: Pin) -> str:
@@ -71,7 +72,7 @@ class AnyStore:
         except CheckpointError:
             raise
         except Exception as error:
-            raise Interruption(first_line(error)) from None
+            raise Interruption(cause_of(error)) from None
 
     def _state(self, pin: Pin) -> dict[str, str]:
         """What a read says of the state of the file that it wants; file systems in general take nothing."""
@@ -124,7 +125,7 @@ class S3Store(AnyStore):
         except (ClientError, OSError) as error:
             raise _of_s3(pin, error) from None
         except Exception as error:
-            raise Interruption(first_line(error)) from None
+            raise Interruption(cause_of(error)) from None
         _require_range(pin, answer, start, len(content))
         return _fill(view, content, pin)
 
@@ -145,9 +146,7 @@ def opened(address: str) -> tuple[Any, str]:
             "are read."
         ) from None
     except ImportError as error:
-        raise CheckpointError(
-            f"{scheme_of(address)}:// needs another package: {first_line(error)}."
-        ) from None
+        raise CheckpointError(f"{scheme_of(address)}:// needs another package: {cause_of(error)}.") from None
     return fs, path
 
 
@@ -180,8 +179,8 @@ def _of_s3(pin: Pin, error: Exception) -> Exception:
     if code in _GONE or isinstance(error, FileNotFoundError):
         return changed(pin, "it is gone")
     if isinstance(error, PermissionError):
-        return CheckpointError(f"{pin.address}: no access: {first_line(error)}.")
-    return Interruption(first_line(error))
+        return CheckpointError(f"{pin.address}: no access: {cause_of(error)}.")
+    return Interruption(cause_of(error))
 
 
 def _require_range(pin: Pin, answer: Mapping[str, Any], start: int, count: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import Interruption, Pin, changed, first_line
+from mecha_exp.checkpoint.remote.pin import Interruption, Pin, cause_of, changed
 from mecha_exp.errors import CheckpointError
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
@@ -63,9 +63,9 @@ class HttpReader:
                 _require_usable(answer, url)
                 return _Answer(answer.status, dict(answer.headers))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Interruption(first_line(error)) from None
+            raise Interruption(cause_of(error)) from None
         except ValueError as error:
-            raise CheckpointError(f"{url} is not an address that can be read: {first_line(error)}.") from None
+            raise CheckpointError(f"{url} is not an address that can be read: {cause_of(error)}.") from None
 
     async def _range(self, pin: Pin, start: int, view: memoryview) -> int:
         import aiohttp
@@ -81,7 +81,7 @@ class HttpReader:
                     view[received : received + len(chunk)] = chunk
                     received += len(chunk)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Interruption(first_line(error), received) from None
+            raise Interruption(cause_of(error), received) from None
         if received < expected:
             raise Interruption(f"the answer ended {expected - received:,} bytes too early", received)
         return received

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from mecha_exp.checkpoint.remote.address import INDEX, NOT_IN_PARTS, name_of
+from mecha_exp.checkpoint.remote.address import NOT_IN_PARTS, name_of
 from mecha_exp.checkpoint.remote.pin import Pin, Store
 from mecha_exp.checkpoint.remote.retries import read_all
 from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, stand_ins
 from mecha_exp.checkpoint.remote.stores import store_at
-from mecha_exp.checkpoint.safetensors.header import MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
+from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.system.atomic_write import atomic_write
+from mecha_exp.system.texts import json_hash
 
 FIRST_BYTES = 1 << 13
 """Bytes of the first read of a file, which most headers of shards fit in."""
@@ -71,7 +72,7 @@ def _stand_in(address: str) -> Path:
     name, store = name_of(address), store_at(address)
     pins = _readable(store.files(address), address)
     listed = [address, [(name, pin.entry()) for name, pin in sorted(pins.items())]]
-    digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:24]
+    digest = json_hash(listed)[:24]
     folder = root / digest
     if not folder.is_dir():
         _write(folder, name, address, pins, store)

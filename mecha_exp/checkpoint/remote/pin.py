@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, first_line
 
 BY_VERSION = "version-"
 """How the name of a content begins of which only its version is known, and not its hash."""
@@ -94,6 +94,6 @@ def changed(pin: Pin, how: str) -> CheckpointError:
     )
 
 
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def cause_of(error: BaseException) -> str:
+    """What an error says, in one line of at most 300 characters."""
+    return first_line(error)[:300]

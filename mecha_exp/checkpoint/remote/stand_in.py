@@ -51,6 +51,11 @@ def is_stand_in(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
+def place_of(path: Path) -> str:
+    """Where a model lies: its path, or its address."""
+    return address_of(path) or str(path)
+
+
 def read_stand_in(path: Path) -> StandIn:
     """Read a stand-in."""
     text, _, head = path.read_bytes().removeprefix(_MAGIC).partition(b"\n")

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES, INDEX, parse_hub
+from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES, parse_hub
 from mecha_exp.checkpoint.remote.http import HttpReader, NotThere
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import Pin, Store, first_line
+from mecha_exp.checkpoint.remote.pin import Pin, Store, cause_of
 from mecha_exp.checkpoint.remote.retries import again, at_once, read_all
+from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES
 from mecha_exp.errors import CheckpointError, some
 
 _WHOLE = tuple(
@@ -27,7 +28,6 @@ _BESIDE = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
 )
 """Names that are asked for in a folder of a server that lists none."""
-_MAX_INDEX_BYTES = 100_000_000
 
 
 class HttpStore:
@@ -123,13 +123,12 @@ class HubStore:
 
 def _of_hub(address: str, error: Exception) -> CheckpointError:
     """The error for a repository that cannot be looked up."""
-    cause = first_line(error)
     if type(error).__name__ == "OfflineModeIsEnabled":
         return CheckpointError(
             f"'{address}' is on the Hugging Face hub, and HF_HUB_OFFLINE forbids to reach it. Unset it, or "
             "name a model on this machine."
         )
-    return CheckpointError(f"'{address}' cannot be looked up on the Hugging Face hub: {cause}")
+    return CheckpointError(f"'{address}' cannot be looked up on the Hugging Face hub: {cause_of(error)}")
 
 
 def _selected(pins: Mapping[str, Pin], file: str, address: str) -> dict[str, Pin]:
@@ -149,7 +148,7 @@ def _selected(pins: Mapping[str, Pin], file: str, address: str) -> dict[str, Pin
 
 def _shards(store: Store, index: Pin) -> list[str]:
     """The names of the shards in an index. An index that is wrong is reported when it is opened."""
-    if index.size > _MAX_INDEX_BYTES:
+    if index.size > MAX_INDEX_BYTES:
         raise CheckpointError(f"{index.address} has {index.size:,} bytes: this is not an index of shards.")
     content = bytearray(index.size)
     read_all(store, index, 0, memoryview(content))

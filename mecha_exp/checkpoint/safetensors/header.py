@@ -4,6 +4,8 @@ A file is: 8 bytes (little endian) with the length of the header; the header, a 
 and data_offsets per tensor; then the data, which the tensors cover without holes, overlaps or a rest.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -22,9 +24,13 @@ from weakref import WeakValueDictionary
 from mecha_exp.checkpoint.dtypes import Layout, number_format, stored_bytes
 from mecha_exp.checkpoint.positional import PositionalFile, ReadableFile
 from mecha_exp.checkpoint.safetensors.json_reader import AGAIN, MAX_TEXT, EntryReader, require_short
-from mecha_exp.errors import CheckpointError, did_you_mean
+from mecha_exp.errors import CheckpointError, did_you_mean, prefixed
 
 SUFFIX = ".safetensors"
+INDEX = ".index.json"
+"""The suffix of an index of shards."""
+
+MAX_INDEX_BYTES = 100_000_000
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
 MAX_DIMENSIONS = 64  # what torch can index; it also bounds the work that a hostile shape causes
 MAX_TENSORS = 1 << 18  # far more than any model has; a header of 100 MB could name two million
@@ -50,6 +56,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @classmethod
+    def made(cls, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The info of a tensor that is computed, and lies in no file."""
+        return cls(dtype, shape, 0, stored_bytes(dtype, shape))
 
     @property
     def numel(self) -> int:
@@ -106,7 +117,7 @@ def open_regular(path: str | os.PathLike[str]) -> PositionalFile:
 def parse_header(file: ReadableFile) -> Header:
     """Read and check the header of an open file."""
     file_size = file.size
-    try:
+    with prefixed(f"{file.name}: ", CheckpointError):
         raw = _raw_header(file, file_size)
         content = hashlib.sha256(raw).digest(), file_size
         if (known := _open_headers.get(content)) is not None:
@@ -116,8 +127,6 @@ def parse_header(file: ReadableFile) -> Header:
         raw.clear()
         tensors = _in_order(tensors)
         _require_covered(tensors, data_start, file_size)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file.name}: {error}") from None
     return _open_headers.setdefault(content, Header(tensors, metadata, data_start, file_size))
 
 
@@ -290,10 +299,8 @@ def _checked(key: str, entry: Any, data_start: int) -> TensorInfo:
         raise CheckpointError(f"{where} has a shape that is not a short list of sizes, {str(shape)[:60]}.")
     if not _are_sizes(span) or len(span) != 2 or span[0] > span[1]:
         raise CheckpointError(f"{where} has data_offsets that are not [begin, end], {str(span)[:60]}.")
-    try:
+    with prefixed(f"{where}: ", CheckpointError):
         nbytes = _bytes_of(dtype, tuple(shape))
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from None
     if span[1] - span[0] != nbytes:
         size = f"takes {span[1] - span[0]:,} bytes by its data_offsets"
         raise CheckpointError(f"{where} {size}, but {dtype} of shape {shape} is {nbytes:,}.")

@@ -10,6 +10,7 @@ from mecha_exp.checkpoint.transaction.lock import TargetLock, holder_of, is_in_u
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, LOCK, NEW, PARTIAL, disk_bytes, sibling, target_of
 from mecha_exp.checkpoint.transaction.staging import anchor_of
 from mecha_exp.errors import CheckpointError, some
+from mecha_exp.system.folders import hidden_below
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,4 @@ def _partial_output(target: Path) -> PartialOutput:
 
 
 def _targets_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        hidden = [name for name in folders if name.startswith(".")]
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and not Path(parent, name, "pyvenv.cfg").exists()
-        ]
-        for name in [*files, *hidden]:
-            if (target := target_of(Path(parent, name))) is not None:
-                yield target
+    return filter(None, map(target_of, hidden_below(folder)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mecha_exp.checkpoint.remote.file_systems import object_at
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import first_line
+from mecha_exp.checkpoint.remote.pin import cause_of
 from mecha_exp.errors import CheckpointError
 
 PART = 16 << 20
@@ -110,4 +110,4 @@ class MultipartUpload:
         try:
             return call(name, **self._place, **arguments)
         except Exception as error:  # of botocore, s3fs and the network
-            raise CheckpointError(f"{self.address} cannot be written: {first_line(error)}.") from error
+            raise CheckpointError(f"{self.address} cannot be written: {cause_of(error)}.") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from mecha_exp.checkpoint.remote.file_systems import opened
 from mecha_exp.checkpoint.remote.libraries import library
-from mecha_exp.checkpoint.remote.pin import first_line
+from mecha_exp.checkpoint.remote.pin import cause_of
 from mecha_exp.errors import CheckpointError
 
 CHUNK = 16 << 20
@@ -93,5 +93,5 @@ class ResumableUpload:
         try:
             return sync(self._fs.loop, function, self._fs, *arguments)
         except Exception as error:  # of gcsfs, aiohttp and the network
-            self._failure = CheckpointError(f"{self.address} cannot be written: {first_line(error)}.")
+            self._failure = CheckpointError(f"{self.address} cannot be written: {cause_of(error)}.")
             raise self._failure from error

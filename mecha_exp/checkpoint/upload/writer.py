@@ -12,7 +12,7 @@ from mecha_exp.checkpoint.folder_in_place import index_content
 from mecha_exp.checkpoint.positional import byte_view, parts_of
 from mecha_exp.checkpoint.remote.address import GOOGLE, scheme_of
 from mecha_exp.checkpoint.remote.file_systems import opened
-from mecha_exp.checkpoint.remote.pin import first_line
+from mecha_exp.checkpoint.remote.pin import cause_of
 from mecha_exp.checkpoint.safetensors.writer import Places
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.checkpoint.transaction.journal import Note
@@ -142,7 +142,7 @@ class UploadWriter:
         except Exception as error:
             raise CheckpointError(
                 f"{self.address} is not complete, and the files of it that are there cannot be deleted: "
-                f"{first_line(error)}. Delete them: {', '.join(names)}."
+                f"{cause_of(error)}. Delete them: {', '.join(names)}."
             ) from error
 
     def _put(self, name: str, content: bytes) -> None:
@@ -151,7 +151,7 @@ class UploadWriter:
         try:
             fs.pipe_file(path, content)
         except Exception as error:
-            raise CheckpointError(f"{self.address}/{name} cannot be written: {first_line(error)}.") from error
+            raise CheckpointError(f"{self.address}/{name} cannot be written: {cause_of(error)}.") from error
 
 
 def upload_to(address: str, nbytes: int) -> MultipartUpload | ResumableUpload:
@@ -171,7 +171,7 @@ def check_address(address: str, is_folder: bool) -> None:
         fs.invalidate_cache()
         is_taken = is_folder and bool(fs.find(path, maxdepth=2))
     except Exception as error:
-        raise CheckpointError(f"{address} cannot be read: {first_line(error)}.") from error
+        raise CheckpointError(f"{address} cannot be read: {cause_of(error)}.") from error
     if is_taken:
         raise CheckpointError(
             f"{address} holds files already, and a bucket cannot replace a folder in one step. Choose "

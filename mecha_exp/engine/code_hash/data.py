@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.system.folders import files_below
 
 
 @dataclass
@@ -61,8 +62,7 @@ def content_of_files(path: Path, owner: str) -> str:
         raise ConfigError(
             f"{owner} depends on {path}, which does not exist. Put it there, or mend depends=[...]."
         )
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    lines = [f"{file.relative_to(path).as_posix()} {_content(file)}" for file in files]
+    lines = [f"{name} {_content(file)}" for name, file in files_below(path).items()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ from mecha_exp.engine.code_hash.functions import of_function, sources
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.errors import ConfigError, MechaError, Problems
 from mecha_exp.graph.by_key import ByKey
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, calls_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.paths import missing_paths, path_arguments
@@ -81,7 +81,7 @@ def _calls_of(recipe: Node) -> list[MergeNode]:
         expanded = expand(_variants(recipe))
     except MechaError:  # the merge reports it
         expanded = ()
-    return [node for node in walk(recipe, *expanded) if isinstance(node, MergeNode)]
+    return calls_of(recipe, *expanded)
 
 
 def _variants(recipe: Node) -> list[Node]:

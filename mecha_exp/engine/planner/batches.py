@@ -16,7 +16,7 @@ from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.errors import MechaError
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, calls_of, models_of
 from mecha_exp.method_api.method import Kind
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import require_plain
@@ -61,7 +61,7 @@ def _group(recipe: Node, forms: Mapping[ModelNode, Hashable], options: EngineOpt
 
 def _own(recipe: Node) -> tuple[tuple[ModelNode, ...], tuple[str, ...]]:
     """The models, and the methods if these decide about keys: recipes with equal ones can share a pass."""
-    calls = [node for node in walk(recipe) if isinstance(node, MergeNode)]
+    calls = calls_of(recipe)
     decides = any(_decides_keys(node) for node in calls)
     return tuple(models_of(recipe)), tuple(n.method.identifier for n in calls) if decides else ()
 

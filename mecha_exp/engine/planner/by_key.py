@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from mecha_exp.engine.planner.resolution import layer_views
 from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values, table
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, calls_of, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.peft.config import is_adapter
@@ -28,6 +26,7 @@ from mecha_exp.recipe.keys import with_names
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
 from mecha_exp.sources.source import Source
+from mecha_exp.system.texts import csv_text
 
 _Owner: TypeAlias = "str | tuple[Node, ...]"
 """The owner of values by key: the identifier of a model config, or models."""
@@ -187,14 +186,12 @@ def effective_values_in(recipe: Node, folders: Sequence[Path]) -> dict[str, list
 
 def values_table(values: Mapping[str, Sequence[BlockValue]]) -> str:
     """Effective values as CSV: a line for each hyperparameter and block."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["hyperparameter", "component", "block", "keys", "value"])
-    for name, blocks in values.items():
-        for block in blocks:
-            values_text = " ".join(map(str, block.values))
-            rows.writerow([name, block.component, block.block, block.keys, values_text])
-    return text.getvalue()
+    rows = [
+        [name, block.component, block.block, block.keys, " ".join(map(str, block.values))]
+        for name, blocks in values.items()
+        for block in blocks
+    ]
+    return csv_text([["hyperparameter", "component", "block", "keys", "value"], *rows])
 
 
 def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
@@ -218,19 +215,18 @@ def effective_values_of(bound: Node) -> dict[str, list[BlockValue]]:
 def choices_of(bound: Node) -> dict[str, int]:
     """How many keys each recipe of a bound choice by key has, by policy or method; empty without a choice."""
     counts: dict[str, int] = {}
-    for node in walk(bound):
-        if isinstance(node, MergeNode) and (choice := with_names(node)) is not None:
+    for call in calls_of(bound):
+        if (choice := with_names(call)) is not None:
             for name, keys in table(choice):
                 counts[str(name)] = counts.get(str(name), 0) + len(keys)
     return counts
 
 
 def _named_values(recipe: Node) -> Iterator[tuple[str, ByKey]]:
-    for node in walk(recipe):
-        if isinstance(node, MergeNode):
-            if (choice := with_names(node)) is not None:
-                yield MERGED_BY, choice
-                continue
-            for name, child in node.named_children:
-                if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
-                    yield f"{node.method.identifier}.{name}", child.value
+    for call in calls_of(recipe):
+        if (choice := with_names(call)) is not None:
+            yield MERGED_BY, choice
+            continue
+        for name, child in call.named_children:
+            if isinstance(child, LiteralNode) and isinstance(child.value, ByKey):
+                yield f"{call.method.identifier}.{name}", child.value

@@ -12,7 +12,7 @@ from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
 from mecha_exp.errors import CheckpointError, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, calls_of
 from mecha_exp.recipe.keys import merges_nothing
 from mecha_exp.sources.inputs import Sources
 
@@ -25,8 +25,7 @@ MergedModels = Mapping[KeyClass, Sequence[ModelNode]]
 
 def mismatched_configs(graph: PerKeyGraph) -> Iterator[str]:
     """Arguments of another model config than the method declares, and values by key for another config."""
-    calls = [node for node in walk(*graph.roots) if isinstance(node, MergeNode)]
-    for node in calls:
+    for node in calls_of(*graph.roots):
         for name, child in node.named_children:
             spec = node.method.signature[name]
             problem = _not_of(spec.config, child, graph) if spec.config else None
@@ -81,8 +80,7 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
 
 def merges_of_no_key(recipes: Iterable[Node]) -> Iterator[str]:
     """Merges that are for some keys, where the models have none of these."""
-    calls = (node for node in walk(*recipes) if isinstance(node, MergeNode))
-    yield from filter(None, map(merges_nothing, calls))
+    yield from filter(None, map(merges_nothing, calls_of(*recipes)))
 
 
 def missing_values(classes: Classes) -> Iterator[str]:

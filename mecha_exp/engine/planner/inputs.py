@@ -14,7 +14,7 @@ from mecha_exp.engine.planner.keys.extra_keys import drop_extra_keys
 from mecha_exp.engine.planner.vocabulary import models_merged, unify_vocabularies
 from mecha_exp.engine.report import Notice
 from mecha_exp.errors import ConfigError, RecipeError, some
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, walk
 from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
@@ -119,9 +119,9 @@ def _in_declared_config(recipes: Sequence[Node]) -> set[ModelNode]:
     """The models that some method takes in a declared config."""
     return {
         child
-        for node in walk(*recipes)
-        if isinstance(node, MergeNode) and any(p.config for p in node.method.signature.parameters)
-        for child in node.children
+        for call in calls_of(*recipes)
+        if any(p.config for p in call.method.signature.parameters)
+        for child in call.children
         if isinstance(child, ModelNode)
     }
 
@@ -141,7 +141,7 @@ def _only_finite(recipes: Sequence[Node]) -> set[ModelNode]:
     """The models that a recipe reads without their keys that are not finite."""
     models = set()
     for node in walk(*recipes):
-        if isinstance(node, MergeNode) and node.method.identifier == OMIT_NON_FINITE:
+        if is_call(node, OMIT_NON_FINITE):
             (child,) = node.children
             if not isinstance(child, ModelNode):
                 raise RecipeError(

@@ -26,7 +26,7 @@ from mecha_exp.engine.planner.inputs import in_one_format
 from mecha_exp.engine.planner.vocabulary import unify_vocabularies
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.graph.by_key import ByKey, table
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, calls_of, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.binding import same_number
 from mecha_exp.sources.format_view import ConvertedSource
@@ -65,7 +65,7 @@ def meaning_of(
         files: the file of each model of the recipe.
         options: of the engine.
     """
-    methods = frozenset(node.method for node in walk(recipe) if isinstance(node, MergeNode))
+    methods = frozenset(call.method for call in calls_of(recipe))
     versions = tuple(_version(path) for path in files.values())
     settings = (options.on_tied, options.resize_embeddings)
     headers = _headers(tuple(files), methods, versions, settings, registered())

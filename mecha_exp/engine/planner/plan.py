@@ -18,6 +18,7 @@ from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.shards import is_file_name
+from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
@@ -79,7 +80,7 @@ class Job:
     durable: bool = True
     shard_size: int | None = None
     quantize: str | None = None
-    small_files: Mapping[str, Path | bytes | None] = field(default_factory=dict)
+    small_files: SmallFiles = field(default_factory=dict)
     card: Callable[[], bytes] | None = field(default=None, repr=False)
     caches: Mapping[Node, Any] = field(default_factory=dict)
 
@@ -283,7 +284,7 @@ def _with_tokenizer(template: Template, taken: Sequence[MergeNode]) -> Template:
     """
     folder = template.folder
     named = next((path for call in taken for _, path in path_arguments(call)), None)
-    files: Mapping[str, Path | bytes | None] = tokenizer_files(folder, named)
+    files: SmallFiles = tokenizer_files(folder, named)
     fetch_small_files(folder)
     if not files:
         files = {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}

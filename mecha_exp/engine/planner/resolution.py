@@ -18,7 +18,7 @@ from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
 from mecha_exp.engine.planner.statistics import STATISTICS, StatisticsChecks
 from mecha_exp.engine.planner.vocabulary import APPROXIMATE_ROWS, RENAME_KEYS, TAKE_LAYERS, TAKE_ROWS
 from mecha_exp.errors import MechaError, RecipeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, is_call, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.peft.deltas import PeftDeltas
@@ -73,9 +73,9 @@ def is_statistics(model: ModelNode) -> bool:
 
 def span_of(node: Node) -> Span | None:
     """The layers that a call takes of a model that is read; None for all other nodes."""
-    if not isinstance(node, MergeNode) or node.method.identifier != TAKE_LAYERS:
+    if not is_call(node, TAKE_LAYERS):
         return None
-    values = _literals(node)
+    values = node.literals
     model = node.children[0]
     is_read = isinstance(model, ModelNode) and len(values) == len(node.arguments) - 1
     return Span(**values) if is_read else None
@@ -240,7 +240,7 @@ class _Resolver:
     def _approximated_rows(self, node: MergeNode) -> Node:
         """A view of a model with rows for tokens that it lacks."""
         model, donor, *others = node.children
-        values = _literals(node)
+        values = node.literals
         if not isinstance(model, ModelNode) or not isinstance(donor, ModelNode) or len(values) < len(others):
             return node
         approximation = Approximation(**values)
@@ -311,11 +311,6 @@ class _Resolver:
         declared = resolve(model.config)  # the file may be only a part of a model
         names = {key: alias for alias, key in declared.aliases().items() if alias in source}
         return ConvertedSource(source, views(declared, conversion.target).named(names))
-
-
-def _literals(node: MergeNode) -> dict[str, Any]:
-    """The arguments of a call that are plain values."""
-    return {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
 
 
 def _view_of(*models: ModelNode, **how: Any) -> ModelView:

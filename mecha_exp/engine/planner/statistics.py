@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mecha_exp.errors import RecipeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, is_call, walk
 from mecha_exp.method_api.method import spread
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import (
@@ -42,7 +42,7 @@ NEEDED = {
 
 def statistics_in(*recipes: Node) -> set[Node]:
     """The files of statistics that recipes read, which are not models."""
-    calls = (n for n in walk(*recipes) if isinstance(n, MergeNode) and n.method.identifier == STATISTICS)
+    calls = (node for node in walk(*recipes) if is_call(node, STATISTICS))
     return {child for call in calls for child in call.children if isinstance(child, ModelNode)}
 
 
@@ -76,7 +76,7 @@ class StatisticsChecks:
                 f"{identifier}: statistics is {argument!r}, and not statistics(FILE, FILE, kind={needed}) of "
                 "files that calibrate wrote."
             )
-        if not isinstance(argument, MergeNode) or argument.method.identifier != STATISTICS:
+        if not is_call(argument, STATISTICS):
             return
         files = [child for child in argument.children if isinstance(child, ModelNode)]
         statistics = [self._statistics(file) for file in files]

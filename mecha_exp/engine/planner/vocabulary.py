@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, children_of, models_of, walk
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, is_call, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.layers import NONE
@@ -65,7 +65,7 @@ def unify_vocabularies(
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
-    arranged = set(_models_below(rows_taken(recipes)))
+    arranged = set(_without_donors(rows_taken(recipes), APPROXIMATE_ROWS))
     direct = [frozenset(_read_by_row(recipe, sources)) for recipe in recipes]
     unread = set(models_of(*recipes)) - arranged - frozenset().union(*direct)
     read = {model: source for model, source in sources.items() if model not in unread}
@@ -79,32 +79,21 @@ def unify_vocabularies(
     return {**sources, **untied, **resized}
 
 
-def _models_below(calls: Sequence[Node]) -> list[ModelNode]:
-    """The models whose rows calls take, without those that rows are only approximated from."""
-    nodes = walk(*calls, children=lambda node: _without_donor(node, children_of(node)))
-    return [node for node in nodes if isinstance(node, ModelNode)]
-
-
 def models_merged(recipes: Sequence[Node]) -> list[ModelNode]:
     """The models of recipes, without those that only give rows of tokens."""
-    nodes = walk(*recipes, children=lambda node: _without_donors(node, children_of(node)))
-    return [node for node in nodes if isinstance(node, ModelNode)]
+    return _without_donors(recipes, TAKE_ROWS, APPROXIMATE_ROWS)
 
 
-def _without_donors(node: Node, children: Sequence[Node]) -> Sequence[Node]:
-    takes_rows = isinstance(node, MergeNode) and node.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS)
-    return children[:1] if takes_rows else children
-
-
-def _without_donor(node: Node, children: Sequence[Node]) -> Sequence[Node]:
-    is_approximated = isinstance(node, MergeNode) and node.method.identifier == APPROXIMATE_ROWS
-    return children[:1] if is_approximated else children
+def _without_donors(roots: Sequence[Node], *methods: str) -> list[ModelNode]:
+    """The models below some nodes, without those that only give rows to calls of these methods."""
+    return models_of(
+        *roots, children=lambda node: node.children[:1] if is_call(node, *methods) else node.children
+    )
 
 
 def _read_by_row(recipe: Node, sources: Sources) -> list[ModelNode]:
     """The models whose rows of tokens a recipe reads where they lie, and not by `take_rows`."""
-    nodes = walk(recipe, children=lambda node: children_of(node) if _may_read_rows(node, sources) else ())
-    return [node for node in nodes if isinstance(node, ModelNode)]
+    return models_of(recipe, children=lambda node: node.children if _may_read_rows(node, sources) else ())
 
 
 def _may_read_rows(node: Node, sources: Sources) -> bool:
@@ -113,9 +102,9 @@ def _may_read_rows(node: Node, sources: Sources) -> bool:
         return True
     if node.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS):
         return False
-    words = {name: child.value for name, child in node.named_children if isinstance(child, LiteralNode)}
+    words = node.literals
     if node.method.identifier == TAKE_LAYERS:
-        return words.get("rest", NONE) != NONE
+        return bool(words.get("rest", NONE) != NONE)
     model = node.children[0]
     if node.method.identifier == RENAME_KEYS and isinstance(model, ModelNode) and "rules" in words:
         return any(map(_has_tokens, in_other_names(sources[model], str(words["rules"])).keys()))
@@ -129,8 +118,7 @@ def _tokenizers_taken(recipe: Node) -> tuple[Path, ...]:
 
 def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:
     """The calls of recipes that take or make rows of tokens."""
-    calls = (node for node in walk(*recipes) if isinstance(node, MergeNode))
-    return [call for call in calls if call.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS)]
+    return [node for node in walk(*recipes) if is_call(node, TAKE_ROWS, APPROXIMATE_ROWS)]
 
 
 def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Iterator[str]:

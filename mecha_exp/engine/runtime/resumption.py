@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,9 +20,10 @@ from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.scaled_fp8 import scale_key
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.graph.by_key import ByKey
-from mecha_exp.graph.nodes import MergeNode, models_of, walk
+from mecha_exp.graph.nodes import MergeNode, calls_of, models_of
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.recipe.text import serialize
+from mecha_exp.system.texts import json_hash
 
 if TYPE_CHECKING:
     from mecha_exp.engine.runtime.context import MergeStats, Progress
@@ -43,13 +42,12 @@ def resume_token(planned: Plan, number: int) -> str | None:
     if None in inputs:
         return None
     code = sorted({code_hash(method) for method in _methods(planned, number)})
-    calls = [node for node in walk(job.recipe) if isinstance(node, MergeNode)]
-    files = sorted(content for call in calls for content in contents_of_paths(call).values())
+    files = sorted(content for call in calls_of(job.recipe) for content in contents_of_paths(call).values())
     dtype = in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype
     settings = [*(getattr(options, name) for name in SETTINGS), options.strict, dtype, job.quantize]
     recipe = serialize(recipe_in_numbers(job.recipe))
     parts = [recipe, inputs, dict(planned.configs), [*map(str, settings)], job.statistics, code, files]
-    return hashlib.sha256(json.dumps([*parts, __version__, torch.__version__]).encode()).hexdigest()
+    return json_hash([*parts, __version__, torch.__version__])
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, stored_bytes
+from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.engine.compiler.trace import Trace
 from mecha_exp.engine.compiler.tracer import trace_program
 from mecha_exp.engine.ir.calls import Extent
@@ -159,9 +159,7 @@ def _joined(structure: Structure, count: int) -> Structure:
     assert structure.program is not None
     models, shape = structure.program.stages[0].passes[0].models, (count,)
     dtypes = {model: structure.stored[model].dtype for model in models}
-    stored = {
-        model: TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape)) for model, dtype in dtypes.items()
-    }
+    stored = {model: TensorInfo.made(dtype, shape) for model, dtype in dtypes.items()}
     return replace(structure, shape=shape, stored=stored)
 
 

@@ -17,6 +17,7 @@ from mecha_exp.evaluation.isolation.actor import EvaluationActor
 from mecha_exp.evaluation.isolation.process import EvaluationProcess, LostProcessError
 from mecha_exp.evaluation.isolation.request import Request
 from mecha_exp.evaluation.measurement import Measurement
+from mecha_exp.numbers import is_whole
 from mecha_exp.system.cores import available_cores
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def read_workers(workers: object, devices: object, problems: Problems) -> tuple[
             problems.add(problem)
     if workers is None:
         return len(names), tuple(names)
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+    if not is_whole(workers, least=0):
         problems.add(f"evaluator.workers: expected a number of processes, or null for none, got {workers!r}.")
         return 0, ()
     if names and workers < len(names):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from torch.nn import functional as F
 
 from mecha_exp.engine.code_hash import of_function
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean, some
+from mecha_exp.evaluation.declaration import SPLIT
 from mecha_exp.evaluation.learning.registry import (
     CROSS_ENTROPY,
     ENTROPY,
@@ -25,8 +24,8 @@ from mecha_exp.evaluation.learning.registry import (
     find_own_loss,
     known_losses,
 )
-from mecha_exp.evaluation.registry import SPLIT
 from mecha_exp.evaluation.scoring import Evaluation
+from mecha_exp.system.texts import json_hash
 
 Positions = dict[str, list[int]]
 
@@ -104,7 +103,7 @@ class BoundLoss:
         """A hash of what decides its values beside the models: code, parameters, data, batches."""
         own = of_function(inspect.unwrap(self.function))
         content = [self.name, self.evaluation.key, own, self.batch, self.seed]
-        return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
+        return json_hash(content, default=str)[:16]
 
     def positions(self, state_dict: Mapping[str, Tensor], step: int) -> Positions | None:
         """The examples of a step, by task: drawn without replacement from seed, step and task alone."""

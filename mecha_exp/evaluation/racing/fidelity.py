@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.errors import EvaluationError, Problems, did_you_mean
+from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.evaluation.racing.race import Dropped
-from mecha_exp.evaluation.registry import Evaluator
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.scoring import Evaluation

@@ -9,7 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from mecha_exp.errors import Problems, nearest
-from mecha_exp.evaluation.registry import Evaluator, all_evaluators
+from mecha_exp.evaluation.declaration import Evaluator
+from mecha_exp.evaluation.registry import all_evaluators
+from mecha_exp.numbers import is_whole
 
 TEST, HALVING = "test", "halving"
 ALPHA = 0.05
@@ -56,7 +58,7 @@ def read_race(
         wrong.append(
             f"evaluator.race_alpha={alpha}: expected a probability between 0 and 1, such as {ALPHA}."
         )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if not is_whole(seed, least=0):
         wrong.append(f"evaluator.race_seed={seed}: expected an integer of at least 0.")
     looks = HALVING_LOOKS
     if (given := settings.get("race_looks")) is not None:

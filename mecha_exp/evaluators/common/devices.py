@@ -14,7 +14,7 @@ from torch import Tensor
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.registry import Shapes
+from mecha_exp.evaluation.declaration import Shapes
 
 AUTO, CUDA = "auto", "cuda"
 DTYPES = (AUTO, "float32", "float16", "bfloat16", "float64")

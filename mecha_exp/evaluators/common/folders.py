@@ -12,7 +12,7 @@ from typing import Any
 from mecha_exp.checkpoint.sidecars import CONFIG, companions
 from mecha_exp.errors import ConfigError, brief, some
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.registry import Options, Shapes
+from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluators.common.libraries import calm
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.tokenizer import Tokenizer

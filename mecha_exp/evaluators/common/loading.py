@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.registry import Shapes
+from mecha_exp.evaluation.declaration import Shapes
 from mecha_exp.evaluators.common.devices import (
     AUTO,
     check_memory,

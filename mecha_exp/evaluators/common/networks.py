@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mecha_exp.checkpoint.sidecars import companions
 from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.evaluation.registry import Shapes
+from mecha_exp.evaluation.declaration import Shapes
 from mecha_exp.evaluators.common.devices import AUTO, chosen_device, chosen_dtype
 from mecha_exp.evaluators.common.folders import ModelFolder
 from mecha_exp.evaluators.common.loading import Loader, Weights, check_fit

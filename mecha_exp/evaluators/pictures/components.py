@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mecha_exp.errors import ConfigError, some
-from mecha_exp.evaluation.registry import Shapes
+from mecha_exp.evaluation.declaration import Shapes
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, network, one_line
 from mecha_exp.evaluators.common.loading import check_fit
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
-from mecha_exp.evaluation.registry import Options
+from mecha_exp.evaluation.declaration import Options
 from mecha_exp.evaluators.common import ModelFolder
 from mecha_exp.evaluators.pictures.pipelines import pipeline, scheduler_class
 from mecha_exp.evaluators.pictures.shots import Shot, shots_of

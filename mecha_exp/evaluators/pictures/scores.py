@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.evaluation.registry import Options
+from mecha_exp.evaluation.declaration import Options
 from mecha_exp.evaluators.common import frozen_folder
 from mecha_exp.evaluators.common.functions import function_file, user_function
 from mecha_exp.evaluators.pictures.aesthetics import read_predictor

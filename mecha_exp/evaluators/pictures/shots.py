@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from mecha_exp.errors import ConfigError, brief
-from mecha_exp.evaluation.registry import Options
+from mecha_exp.evaluation.declaration import Options
 from mecha_exp.evaluators.vision.heads import listed
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.declaration import Options
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.evaluation.registry import Options, evaluator
+from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common import ModelFolder
 from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.image_data import (

@@ -15,6 +15,7 @@ import torch
 
 from mecha_exp.checkpoint import open_stored, torch_dtype
 from mecha_exp.checkpoint.remote import address_of, fetch_small_files
+from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import ConfigError
 from mecha_exp.mergekit.mixtures.reading import CHEAP, HIDDEN_MEAN, RANDOM, UNIFORM, Expert, Mixture
 
@@ -51,7 +52,7 @@ def gates(mixture: Mixture, base: Path, config: Mapping[str, Any], gates_shared:
         return torch.randn((layers, len(experts), hidden), generator=generator)
     if mixture.gate_mode == UNIFORM:
         return (torch.rand((layers, len(experts), hidden), generator=generator) * 2 - 1) / math.sqrt(hidden)
-    folder = base if base.is_dir() else base.parent
+    folder = folder_of(base)
     fetch_small_files(folder)
     if mixture.gate_mode != CHEAP and (address := address_of(folder)):
         raise ConfigError(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean
-from mecha_exp.mergekit.reading import output_dtype
+from mecha_exp.mergekit.reading import output_dtype, read_entries
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import check_known
+from mecha_exp.numbers import is_number, is_whole
 
 RANDOM, UNIFORM, CHEAP, HIDDEN = "random", "uniform_random", "cheap_embed", "hidden"
 HIDDEN_MEAN, HIDDEN_LAST = "hidden_avg", "hidden_last"
@@ -102,7 +103,7 @@ def read_mixture(config: Mapping[str, Any]) -> Mixture:
     if mode not in GATE_MODES:
         raise ConfigError(f"gate_mode: unknown mode {brief(mode)}.{did_you_mean(str(mode), GATE_MODES)}")
     count = config.get("experts_per_token", 2)
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= len(experts):
+    if not is_whole(count, least=1) or count > len(experts):
         raise ConfigError(
             f"experts_per_token: expected a whole number from 1 to {len(experts)}, the number of experts, "
             f"got {brief(count)}."
@@ -115,9 +116,7 @@ def read_mixture(config: Mapping[str, Any]) -> Mixture:
 
 
 def _experts(config: Any, where: str) -> tuple[Expert, ...]:
-    if not isinstance(config, list) or not config or not all(isinstance(e, Mapping) for e in config):
-        raise ConfigError(f"{where}: expected a list of mappings, got {brief(config)}.")
-    return tuple(_expert(entry, f"{where}[{number}]") for number, entry in enumerate(config))
+    return tuple(_expert(e, f"{where}[{number}]") for number, e in enumerate(read_entries(config, where)))
 
 
 def _expert(config: Mapping[str, Any], where: str) -> Expert:
@@ -128,8 +127,7 @@ def _expert(config: Mapping[str, Any], where: str) -> Expert:
             "each time. Remove it."
         )
     scale = config.get("residual_scale")
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if scale is not None and not (is_number and math.isfinite(scale)):
+    if scale is not None and not (is_number(scale) and math.isfinite(scale)):
         raise ConfigError(f"{where}.residual_scale: expected a number, got {brief(scale)}.")
     reference = _model(config.get("source_model"), f"{where}.source_model")
     positive = _prompts(config.get("positive_prompts"), f"{where}.positive_prompts")

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mecha_exp.numbers import is_number
 from mecha_exp.report.figures.style import COLOUR_MAP, metric_label, new_figure, title, value_axis
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.table import distinct
-from mecha_exp.runs.values import Value, as_text, is_number, is_numeric
+from mecha_exp.runs.values import Value, as_text, is_numeric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -35,13 +35,8 @@ def parallel_coordinates(results: Results) -> Figure | None:
     ranked, count = ranked[:_MAX_LINES], len(ranked)
     means = [s.estimate(results.metric).mean for s in ranked]
     scales = [*(_Scale([s.values[key] for s in ranked]) for key in keys), _Scale(means, rounded=True)]
-    lines = [
-        [
-            scale.position(value)
-            for scale, value in zip(scales, (*(s.values[key] for key in keys), mean), strict=True)
-        ]
-        for s, mean in zip(ranked, means, strict=True)
-    ]
+    rows = [(*(s.values[key] for key in keys), mean) for s, mean in zip(ranked, means, strict=True)]
+    lines = [[scale.position(value) for scale, value in zip(scales, row, strict=True)] for row in rows]
     figure, (axes,) = new_figure(width=min(14.0, max(7.0, 1.7 * len(scales))))
     norm = Normalize(min(means), max(means))
     colours = colormaps[COLOUR_MAP if results.minimized else f"{COLOUR_MAP}_r"]
@@ -52,25 +47,13 @@ def parallel_coordinates(results: Results) -> Figure | None:
             linewidth=0.6 + 1.6 * quality, alpha=0.35 + 0.65 * quality,
         )  # fmt: skip
     if results.judged:
-        best = f"best: {ranked[0].name} with {means[0]:.4g}"
-        axes.plot(
-            range(len(scales)),
-            lines[0],
-            "k-o",
-            linewidth=2.5,
-            markerfacecolor="white",
-            label=shortened(best, 90),
-        )
+        best = shortened(f"best: {ranked[0].name} with {means[0]:.4g}", 90)
+        axes.plot(range(len(scales)), lines[0], "k-o", linewidth=2.5, markerfacecolor="white", label=best)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False, fontsize="small")
-    _axes_of_keys(
-        axes, [*(shortened(key, 18) for key in keys), metric_label(results).replace(" [", "\n[")], scales
-    )
-    title(
-        axes,
-        results,
-        (f"{count} settings" if count == len(ranked) else f"the best {len(ranked):,} of {count:,} settings")
-        + (", means over replicates" if results.has_replicates else ""),
-    )
+    labels = [*(shortened(key, 18) for key in keys), metric_label(results).replace(" [", "\n[")]
+    _axes_of_keys(axes, labels, scales)
+    shown = f"{count} settings" if count == len(ranked) else f"the best {len(ranked):,} of {count:,} settings"
+    title(axes, results, shown + (", means over replicates" if results.has_replicates else ""))
     return figure
 
 

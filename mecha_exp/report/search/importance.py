@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+from mecha_exp.numbers import is_number
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.runs.values import as_text
 
@@ -74,8 +75,7 @@ def importance_note(results: Results) -> str | None:
 
 def _plain(value: Hashable) -> Hashable:
     """A number as it is, anything else as a text."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else (as_text(value) if value is not None else "") or MISSING
+    return value if is_number(value) else (as_text(value) if value is not None else "") or MISSING
 
 
 def _has(module: str) -> bool:

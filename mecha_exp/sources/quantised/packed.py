@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp.errors import CheckpointError
+from mecha_exp.numbers import is_whole
 from mecha_exp.sources.quantised.tensor import QuantisedTensor
 from mecha_exp.sources.source import Source
 from mecha_exp.system.byte_cache import ByteCache
@@ -160,6 +161,6 @@ class AwqTensor(_TransposedTensor):
 def _group_size(config: Mapping[str, Any], inputs: int) -> int | None:
     """The inputs of a group by the configuration; -1 there stands for all."""
     size = config.get("group_size", config.get("q_group_size"))
-    if not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0:
+    if not is_whole(size, least=-1) or size == 0:
         return None
     return inputs if size == -1 else size

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, stored_bytes
+from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, fill_by_units
 from mecha_exp.checkpoint.quantisation import quantisation_of, refusal
 from mecha_exp.errors import CheckpointError, Problems
@@ -45,10 +45,7 @@ class DequantisedSource(SourceView):
         hidden = {key for tensor in layout.tensors.values() for key in tensor.keys[1:]}
         hidden.update(layout.activations, layout.others)
         self._keys = dict.fromkeys(plain.get(key, key) for key in original.keys() if key not in hidden)
-        self._infos = {
-            key: TensorInfo(DTYPE, tensor.shape, 0, stored_bytes(DTYPE, tensor.shape))
-            for key, tensor in layout.tensors.items()
-        }
+        self._infos = {key: TensorInfo.made(DTYPE, tensor.shape) for key, tensor in layout.tensors.items()}
 
     def __str__(self) -> str:
         count, dropped = len(self.layout.tensors), len(self.layout.activations)

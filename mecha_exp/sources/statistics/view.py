@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 
 from mecha_exp.architectures import OUTPUTS
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
-from mecha_exp.checkpoint.dtypes import stored_bytes
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView
@@ -57,7 +56,8 @@ class StatisticsSource(SourceView):
             and original.info(key).nbytes  # a layer that no example reaches has no rows
         }
         self._zeros = {
-            key: _zeros(dtype, shape) for key, (dtype, shape) in self.header.unmeasured.get(kind, {}).items()
+            key: TensorInfo.made(dtype, tuple(shape))
+            for key, (dtype, shape) in self.header.unmeasured.get(kind, {}).items()
         }
         self.unmeasured = tuple(self._zeros)
 
@@ -166,7 +166,3 @@ class StatisticsSource(SourceView):
 
     def region(self, key: str) -> FileRegion | None:
         return self._original.region(self._measured[key]) if key in self._measured else None
-
-
-def _zeros(dtype: str, shape: list[int]) -> TensorInfo:
-    return TensorInfo(dtype, tuple(shape), 0, stored_bytes(dtype, tuple(shape)))

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, is_arithmetic, round_to, stored_bytes, torch_dtype
+from mecha_exp.checkpoint import TensorInfo, is_arithmetic, round_to, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
@@ -108,8 +108,7 @@ class ApproximatedRows(SourceView):
         info = self._original.info(key)
         if key not in self._donor_keys:
             return info
-        shape = (len(self._what.wanted), *info.shape[1:])
-        return TensorInfo(info.dtype, shape, 0, stored_bytes(info.dtype, shape))
+        return TensorInfo.made(info.dtype, (len(self._what.wanted), *info.shape[1:]))
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key not in self._donor_keys:

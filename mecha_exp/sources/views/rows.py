@@ -14,7 +14,6 @@ from mecha_exp.checkpoint import (
     dtype_name,
     is_arithmetic,
     round_to,
-    stored_bytes,
     torch_dtype,
 )
 from mecha_exp.checkpoint.positional import FileRegion
@@ -138,8 +137,7 @@ class RowsSource(SourceView):
                 )
             dtypes.append(torch_dtype(info.dtype))
         dtype = dtype_name(reduce(torch.promote_types, dtypes))
-        shape = (self._table.total, *own.shape[1:])
-        return TensorInfo(dtype, shape, 0, stored_bytes(dtype, shape))
+        return TensorInfo.made(dtype, (self._table.total, *own.shape[1:]))
 
     def _width(self, key: str) -> int:
         """How many elements a row has."""

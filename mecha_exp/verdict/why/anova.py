@@ -9,12 +9,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mecha_exp.errors import EvaluationError
+from mecha_exp.numbers import is_number
 from mecha_exp.system.optuna_log import quiet_optuna
-
-Floats = NDArray[np.float64]
+from mecha_exp.verdict.panel import Floats
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _range(column: Sequence[Hashable]) -> object:
     """The range of a key: from its least to its greatest number, or its texts."""
     from optuna import distributions
 
-    numbers = [float(v) for v in column if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    numbers = [float(v) for v in column if is_number(v)]
     if len(numbers) == len(column) and min(numbers) < max(numbers):
         return distributions.FloatDistribution(min(numbers), max(numbers))
     return distributions.CategoricalDistribution(tuple(dict.fromkeys(str(_plain(v)) for v in column)))
@@ -165,8 +164,7 @@ def _within(values: object, value: Hashable) -> Hashable:
 
 def _plain(value: Hashable) -> Hashable:
     """Numbers as floats, anything else as a text."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else str(value)  # type: ignore[arg-type]
+    return float(value) if is_number(value) else str(value)
 
 
 def _grid(

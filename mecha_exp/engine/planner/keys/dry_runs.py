@@ -18,6 +18,7 @@ from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
 from mecha_exp.method_api.key_map import KeyRelation
 from mecha_exp.method_api.state_dict import StateDictKeyError
+from mecha_exp.numbers import is_whole
 
 if TYPE_CHECKING:
     from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
@@ -158,4 +159,4 @@ class DryRuns:
 
 def _number_text(value: Any) -> str:
     """A hyperparameter in a message; 2 and 2.0 have the same text."""
-    return repr(float(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+    return repr(float(value) if is_whole(value) else value)

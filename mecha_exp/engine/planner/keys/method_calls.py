@@ -15,6 +15,7 @@ from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyRelation
 from mecha_exp.method_api.method import Kind
 from mecha_exp.method_api.state_dict import StateDict
+from mecha_exp.numbers import is_number
 
 if TYPE_CHECKING:
     from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
@@ -121,7 +122,8 @@ def result_at(result: Any, relation: KeyRelation, key: str, node: MergeNode) -> 
 
 def _as_tensor(spec: Any, value: Any, dtype: torch.dtype) -> Any:
     """A tensor or a float, if a number is passed where one is declared; any other value as it is."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if spec.interface is float and is_number:
+    if not is_number(value):
+        return value
+    if spec.interface is float:
         return float(value)
-    return torch.tensor(value, dtype=dtype) if spec.interface is torch.Tensor and is_number else value
+    return torch.tensor(value, dtype=dtype) if spec.interface is torch.Tensor else value

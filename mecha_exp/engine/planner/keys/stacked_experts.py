@@ -16,7 +16,7 @@ from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.errors import ConfigError, some
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, calls_of
 from mecha_exp.method_api.method import Kind
 from mecha_exp.random import uniform
 
@@ -83,7 +83,7 @@ class Stacks:
 
 def sees_tensors(program: Program, roots: Sequence[Node]) -> bool:
     """Whether a call below some roots depends on more of a tensor than an entry, or on where that lies."""
-    return any(_sees_more(node, program) for node in walk(*roots) if isinstance(node, MergeNode))
+    return any(_sees_more(call, program) for call in calls_of(*roots))
 
 
 def _sees_more(node: MergeNode, program: Program) -> bool:

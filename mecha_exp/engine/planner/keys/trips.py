@@ -21,7 +21,7 @@ from mecha_exp.engine.ir.reductions import is_ranked
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure, Trip
 from mecha_exp.engine.planner.keys.stacked_experts import sees_tensors
 from mecha_exp.errors import MergeError, RecipeError, some
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, walk
+from mecha_exp.graph.nodes import ModelNode, Node, calls_of
 from mecha_exp.method_api.method import MergeMethod
 
 Reduced: TypeAlias = tuple[Any, ...]
@@ -47,7 +47,7 @@ NOTHING = Asked({}, frozenset())
 
 def asked_by(root: Node, expanded: Mapping[Node, Node]) -> Asked:
     """The numbers of the whole model that a graph needs; `expanded` has the expansion of each node."""
-    calls = [node for node in walk(root) if isinstance(node, MergeNode)]
+    calls = calls_of(root)
     askers: dict[ModelValue, MergeMethod] = {}
     (whole,) = with_model_values([expanded[root]])
     if model_values_of(whole):

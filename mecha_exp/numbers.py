@@ -1,0 +1,27 @@
+"""What counts as a number where a person writes one: `true` does not, though a bool of Python is an int."""
+
+from typing import TypeGuard
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an int or a float, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number_in(text: str) -> int | float | None:
+    """The number that a text is; None where it is none.
+
+    >>> number_in("3"), number_in("1e-3"), number_in("ties")
+    (3, 0.001, None)
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
+    """Whether a value is an int of at least `least`, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)

@@ -1,0 +1,1 @@
+"""Output for people: progress bars, plans, tables, errors; and JSON for programs."""
