@@ -279,7 +279,8 @@ def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Stor
         tags |= source_tags(results.records[0])
     tags |= {"best": best.name} if best else {}
     _log_inputs(sweep, results, store)
-    status = FAILED if any(r.status == FAILED for r in results.records) else FINISHED
+    failed = any(record.status == FAILED for record in results.records)
+    status = FAILED if failed or sweep.underway else FINISHED
     store.finish(str(sweep.parent_run), status, metrics, tags, files)
 
 

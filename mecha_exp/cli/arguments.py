@@ -88,6 +88,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "setting",
         nargs="*",
+        default=[],
         metavar="engine.NAME=VALUE",
         help="a setting of the engine, such as engine.on_missing=skip; may be repeated. hub.offline=false "
         "fetches what a configuration of mergekit names",
@@ -99,6 +100,7 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "setting",
         nargs="*",
+        default=[],
         type=_offline_word,
         metavar="hub.offline=false",
         help="fetch what a configuration of mergekit names",

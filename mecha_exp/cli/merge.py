@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,10 +47,30 @@ configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.s
 """
 
 
+_OF_MERGEKIT = {
+    **dict.fromkeys(("--cuda", "--gpu-rich", "--multi-gpu", "--read-to-gpu"), "engine.device=cuda"),
+    "--device": "engine.device=cuda",
+    "--lora-merge-cache": "adapters are added while they are read, without a copy on a disk",
+    "--no-write-model-card": "--no-card",
+    "--num-threads": "--workers",
+    "--out-shard-size": "--shard-size",
+    "--random-seed": "-p parameters.seed",
+    **dict.fromkeys(
+        (
+            *("--allow-crimes", "--async-write", "--copy-tokenizer", "--lazy-unpickle", "--low-cpu-memory"),
+            *("--safe-serialization", "--trust-remote-code", "--write-model-card"),
+        ),
+        "leave it out",
+    ),
+}
+"""Options of mergekit-yaml, with what takes their place."""
+
+
 def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
-    options = _parser().parse_intermixed_args(arguments)
+    options, unknown = _parser().parse_known_intermixed_args(arguments)
     is_foreign = is_of_mergekit(options.recipe)
+    _require_known(unknown, is_foreign)
     if is_foreign:
         options.output = _output_of_mergekit(options)
     merge = load_mergekit(options) if is_foreign else Merge(load_recipe(options), {})
@@ -120,6 +140,17 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=int, metavar="N", help="threads (default: one for each core); never changes a byte"
     )
     return parser
+
+
+def _require_known(unknown: Sequence[str], is_foreign: bool) -> None:
+    """Check that no option is unknown; those of mergekit-yaml are errors that say what takes their place."""
+    if not unknown:
+        return
+    names = [word.partition("=")[0] for word in unknown]
+    meant = [f"{name}: {_OF_MERGEKIT[name]}" for name in names if name in _OF_MERGEKIT]
+    if is_foreign and meant:
+        raise ConfigError(f"these are options of mergekit-yaml. In their place: {', '.join(meant)}.")
+    _parser().error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,6 @@ def _parser() -> argparse.ArgumentParser:
         EXAMPLE,
     )
     parser.add_argument("model", help="a file or a folder")
-    parser.add_argument("setting", nargs="*", metavar="NAME=VALUE", help="see below")
+    parser.add_argument("setting", nargs="*", default=[], metavar="NAME=VALUE", help="see below")
     add_models_dir(parser, "where the model is looked for, after the current folder; may be repeated")
     return parser

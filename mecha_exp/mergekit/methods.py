@@ -16,6 +16,9 @@ SHARED, INPUT, OTHER = "shared", "input", "other"
 REQUIRED, OPTIONAL, IGNORED = "required", "optional", "ignored"
 """What the base model is to a method."""
 
+SEED = "seed"
+"""A parameter of methods that draw at random; in mergekit it is `--random-seed` of the command."""
+
 NO_EFFECT = "int8_mask"
 """A parameter that decides how mergekit stores masks, and no value of the result: accepted anywhere."""
 
@@ -157,7 +160,14 @@ class _TaskArithmetic:
             parameters["density"] = Parameter(NUMBER, OTHER, 1.0)
         if self.limit:
             parameters[self.limit[0]] = Parameter(NUMBER, OTHER, self.limit[1])
+        if self.is_random:
+            parameters[SEED] = Parameter(INTEGER, SHARED, 0)
         return parameters
+
+    @property
+    def is_random(self) -> bool:
+        """Whether entries are dropped at random."""
+        return self.ours.startswith(("dare", "della"))
 
     def arguments(self, values: Values) -> Arguments:
         """Our hyperparameters; what is divided by is mergekit's, and a density of 0 is a weight of 0."""
@@ -177,7 +187,8 @@ class _TaskArithmetic:
                 weights[i], densities[i] = 0.0, 1.0
         arguments: Arguments = {"density": densities}
         rescale = values.shared["rescale"]
-        if self.ours.startswith(("dare", "della")):
+        if self.is_random:
+            arguments |= {SEED: seed} if (seed := values.shared[SEED]) else {}
             arguments["rescale"] = "l1" if rescale else False
         elif rescale and any(density < 1 for density in densities):
             raise ConfigError(

@@ -13,7 +13,7 @@ from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.curves import Gradient, Preset
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
-from mecha_exp.mergekit.methods import METHODS, REQUIRED, SHARED, Method
+from mecha_exp.mergekit.methods import METHODS, REQUIRED, SEED, SHARED, Method
 from mecha_exp.mergekit.recipe import from_mergekit
 from mecha_exp.sources.search import find_model
 
@@ -72,7 +72,7 @@ def _candidates(
     each: list[dict[str, Any]] = [{} for _ in others]
     for word, parameter in method.parameters.items():
         value = arguments.get(_OURS_IN.get(name, {}).get(word, _OURS.get(word, word)), parameter.default)
-        if value is None:
+        if value is None or word == SEED:  # which gives other numbers there
             continue
         if parameter.scope == SHARED:
             shared[word] = value

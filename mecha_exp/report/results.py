@@ -388,6 +388,13 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
     return results_from(sweep, sweep.all_records(folder, ended=ended))
 
 
+def _to_come(sweep: Sweep, records: Sequence[Record]) -> list[str]:
+    """A remark on the points of a sweep that have no record yet, if there are any."""
+    missing = sweep.points - len(records)
+    what = f"{missing} of {sweep.points} points are not there yet: the best of all may be another one"
+    return [f"{what}. The command of the sweep goes on with them."] if missing > 0 else []
+
+
 def results_from(sweep: Sweep, by_folder: Mapping[Path, Record]) -> Results:
     """The results of a sweep, from the records of its points by folder."""
     records = current([*by_folder.values()])
@@ -403,7 +410,7 @@ def results_from(sweep: Sweep, by_folder: Mapping[Path, Record]) -> Results:
         sweep.swept,
         records,
         mode=sweep.mode,
-        remarks=sweep.notes,
+        remarks=[*sweep.notes, *_to_come(sweep, records)],
         at_random=of(sweep.at_random),
         given=of(sweep.given),
         numbers=numbers,

@@ -49,6 +49,7 @@ class Sweep:
         tracking_error: why the sweep is not tracked although it should be.
         mode: of our sweeper, such as `zip`.
         complete: whether every point is merged, shown and tracked, so that a new start has nothing to do.
+        underway: whether the sweep has begun and not come to its end, be it that it was interrupted.
         tracked_in: the store and the experiment of the MLflow run.
         notes: remarks for the table.
         input_runs: the ids of the MLflow runs of the inputs, by their names.
@@ -66,6 +67,7 @@ class Sweep:
     parent_run: str | None = None
     tracking_error: str | None = None
     complete: bool = False
+    underway: bool = False
     mode: str = "grid"
     tracked_in: str = ""
     notes: list[str] = field(default_factory=list)
@@ -110,17 +112,17 @@ class Sweep:
         return {path: record for path, record in load_all(folder).items() if is_ours(path)}
 
     def all_records(self, folder: Path, *, ended: bool = False) -> dict[Path, Record]:
-        """The records of all points, by folder; one without a record failed, unless the sweep is running.
+        """The records of all points, by folder; of a sweep at its end, one without a record failed.
 
         Args:
             folder: the folder of the sweep.
-            ended: whether the sweep is known to have ended.
+            ended: whether the sweep is known to have come to its end.
         """
         from mecha_exp.checkpoint.transaction.lock import is_in_use  # imports torch
 
         records = self.records(folder)
         lost = [n for n in range(self.points) if folder / str(n) not in records]
-        if not ended and is_in_use(folder / LOCKED):
+        if not ended and (self.underway or is_in_use(folder / LOCKED)):
             return records
         missing = lost[: max(self.points - len(records), 0)]
         return records | {folder / str(n): _lost(n) for n in missing}

@@ -44,6 +44,11 @@ class Pace:
     def __init__(self) -> None:
         self._began, self._made = time.monotonic(), 0
 
+    def begin(self) -> None:
+        """Note that points are about to be made: imports, checks and hashes took the time until now."""
+        if not self._made:
+            self._began = time.monotonic()
+
     def note(self, left: int, seconds_of_inputs: float = 0, *, is_known: bool = False) -> float:
         """Note that one more point is made; returns the seconds for so many others, 0 where nothing tells.
 

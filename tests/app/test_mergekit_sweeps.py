@@ -101,3 +101,20 @@ def test_what_is_wrong_is_said(app, models: Path, words: list[str], message: str
     assert outcome.status == 1
     assert message in " ".join(outcome.err.split())
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("parameters.wieght=1", "parameters.wieght: no such value in the configuration of mergekit."),
+        ("models.0.parameters.wieght=1", "Did you mean 'models.0.parameters.weight'"),
+        ("models.7.parameters.weight=1", "Did you mean 'models.1.parameters.weight' or"),
+        ("engine.on_mising=skip", "engine.on_mising: engine has no 'on_mising'. Did you mean 'on_missing'"),
+    ],
+)
+def test_a_misspelt_path_is_an_error_with_the_nearest_one(app, models: Path, word: str, said: str):
+    outcome = app(*BASE, word, "output=none")
+
+    assert outcome.status == 1
+    assert said in outcome.err
+    assert "A block gets its own strength" not in outcome.err

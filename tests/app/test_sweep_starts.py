@@ -326,3 +326,38 @@ def test_a_point_that_the_dashboard_did_not_get_is_logged_at_the_end(app, folder
     (folder / "outputs" / "other.db").rename(folder / "outputs" / "away.db")
     assert Tracking("sqlite:///outputs/other.db", "").is_gone
     assert not Tracking("http://localhost:5000", "").is_gone
+
+
+def test_points_that_an_interrupt_kept_from_running_have_not_failed(app, folder):
+    stopped: list[bool] = []
+
+    @evaluator("test_stopped", metric="x", direction="maximize")
+    def stop(state_dict, *, context):
+        if context.name == "1" and not stopped:
+            stopped.append(True)
+            raise KeyboardInterrupt
+        return {"x": 1.0}
+
+    command = ("alpha=0.1,0.3,0.5,0.7", "output=none", "evaluator.name=test_stopped", "-m")
+    first = app(*command)
+
+    assert first.status == 130
+    assert "1 of 2 points failed\n  alpha=0.3: interrupted\n" in first.out
+    to_come = "2 of 4 points are not there yet: the best of all may be another one."
+    assert to_come in " ".join(first.out.split())
+    assert "left no record" not in first.out
+    assert [row["status"] for row in rows(sweep_of(folder))] == ["FINISHED", "FAILED"]
+    assert to_come in " ".join(app("table").out.split())
+
+    assert app(*command).status == 0
+    assert "not there yet" not in app("table").out
+
+
+def test_a_reason_for_which_many_points_fail_is_said_once(app, moody):
+    alphas = ",".join(f"0.{digit}" for digit in range(1, 8))
+
+    out = app(f"alpha={alphas}", "output=none", "evaluator.name=test_moody", "-m").out
+
+    named = "alpha=0.1, alpha=0.2, alpha=0.3, alpha=0.4 and 3 others"
+    reason = "the evaluator 'test_moody' failed: ZeroDivisionError: not today"
+    assert f"7 of 7 points failed\n  {named}: {reason}\n" in out

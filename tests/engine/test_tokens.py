@@ -120,3 +120,21 @@ def test_a_folder_has_the_tokenizer_of_the_model_whose_vocabulary_it_has(resize,
         assert json.loads((output / "config.json").read_text())["vocab_size"] == len(words)
         assert (output / "tokenizer.json").read_text() == tokenizer_json(words)["tokenizer.json"]
         assert (output / "added_tokens.json").exists() == (resize == "truncate")
+
+
+def test_a_folder_that_gets_no_tokenizer_is_said(tmp_path: Path, caplog):
+    plain = folder(tmp_path / "plain", {})
+    with_tokens = folder(tmp_path / "with_tokens", tokenizer_json(WORDS))
+
+    mx.merge(mx.weighted_sum(plain, with_tokens), tmp_path / "lacking")
+
+    said = f"{plain} has no tokenizer, so the merged folder gets none. {with_tokens} has one: copy it if"
+    assert said in caplog.text
+    assert not (tmp_path / "lacking" / "tokenizer.json").exists()
+    caplog.clear()
+
+    mx.merge(mx.weighted_sum(with_tokens, plain), tmp_path / "whole")
+    mx.merge(mx.weighted_sum(plain, with_tokens), tmp_path / "one.safetensors")
+
+    assert "no tokenizer" not in caplog.text
+    assert (tmp_path / "whole" / "tokenizer.json").is_file()

@@ -187,3 +187,51 @@ def test_transformers_loads_a_model_of_more_layers_whose_added_layers_change_not
 
     assert transformers.AutoConfig.from_pretrained(here / "deep").num_hidden_layers == LAYERS + 1
     torch.testing.assert_close(*logits)
+
+
+def test_options_of_mergekit_yaml_are_errors_that_say_what_takes_their_place(run, here: Path, capsys):
+    assert run("merge", "slerp.yml", "out", "--out-shard-size", "1B", "--cuda", "--lazy-unpickle") == 1
+
+    said = capsys.readouterr().err
+    assert (
+        "--out-shard-size: --shard-size, --cuda: engine.device=cuda, --lazy-unpickle: leave it out." in said
+    )
+    assert not (here / "out").exists()
+
+
+def test_an_option_that_nobody_knows_is_a_mistake_in_the_words(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run("merge", "slerp.yml", "out", "--lasy")
+
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --lasy" in capsys.readouterr().err
+
+
+def test_the_seed_of_random_masks_is_a_parameter(run, here: Path):
+    config = {
+        "merge_method": "dare_linear",
+        "base_model": "base",
+        "models": [{"model": "a"}, {"model": "b"}],
+        "parameters": {"weight": 0.5, "density": 0.5},
+    }
+    (here / "dare.yml").write_text(json.dumps(config))
+
+    statuses = [
+        run("merge", "dare.yml", "-o", "plain.safetensors"),
+        run("merge", "dare.yml", "-o", "zero.safetensors", "-p", "parameters.seed", "0"),
+        run("merge", "dare.yml", "-o", "three.safetensors", "-p", "parameters.seed", "3"),
+    ]
+
+    assert statuses == [0, 0, 0]
+    plain, zero, three = (load_file(here / f"{name}.safetensors") for name in ("plain", "zero", "three"))
+    assert all(torch.equal(plain[key], zero[key]) for key in plain)
+    assert not torch.equal(plain["lm_head.weight"], three["lm_head.weight"])
+    expected = merge(from_mergekit(config, values={"parameters.seed": 3}))
+    assert all(torch.equal(three[key], expected[key]) for key in expected)
+
+
+def test_what_is_missing_is_named_alone(run, capsys):
+    with pytest.raises(SystemExit):
+        run("merge")
+
+    assert capsys.readouterr().err.endswith("the following arguments are required: recipe\n")

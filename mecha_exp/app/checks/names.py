@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.hydra.compose import Composer
+from mecha_exp.app.recipes.templates import is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import recipes_with
 from mecha_exp.app.words.plain import as_written, entry
 from mecha_exp.app.words.quoting import shell_word
@@ -78,20 +79,37 @@ def check_names(grid: Grid, problems: Problems) -> None:
         is_new = override.is_add() or override.is_force_add()
         is_item = any(o.key_or_group == key.rpartition(".")[0] for o in point.overrides)
         if not is_new and not is_item and key not in grid.parameters:
-            _check_name(point, raw[id(point.base)], key, problems)
+            _check_name(point, raw[id(point.base)], key, grid.parameters, problems)
 
 
-def _check_name(point: GridPoint, node: Any, key: str, problems: Problems) -> None:
+def _check_name(point: GridPoint, node: Any, key: str, parameters: Iterable[str], problems: Problems) -> None:
     path = key.split(".")
     for depth, part in enumerate(path):
         try:
             node = entry(node, part)
         except LookupError:
+            is_place = depth == 0 or part.isdecimal()
+            if is_place and (others := _paths_beside(key, point, parameters)):
+                hint = did_you_mean(key, others)
+                problems.add(f"{key}: no such value in the configuration of mergekit.{hint}")
+                return
             parent = ".".join(path[:depth]) or f"the recipe{recipe_name(point.base)}"
             hint = _hint(point, part, node if isinstance(node, dict) else {}, depth == 0)
             meant = _block_meant(point, path)
             problems.add(f"{key}: {parent} has no '{part}'.{meant or hint}")
             return
+
+
+def _paths_beside(key: str, point: GridPoint, paths: Iterable[str]) -> list[str]:
+    """The dotted paths in a configuration of mergekit beside a key, or else all of them.
+
+    There are none of other recipes, and none for a key without a dot.
+    """
+    place = key.rpartition(".")[0]
+    if not place or not is_of_mergekit(as_written(point.base).get("recipe")):
+        return []
+    dotted = sorted(path for path in paths if "." in path)
+    return [path for path in dotted if path.rpartition(".")[0] == place] or dotted
 
 
 def _block_meant(point: GridPoint, path: Sequence[str]) -> str:

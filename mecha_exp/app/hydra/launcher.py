@@ -147,6 +147,7 @@ def _leave_out_finished(
         looked_up += len(points)
         if finished and looked_up == len(jobs):
             stdout.print(f"{len(finished)} of {len(jobs)} points are there already")
+        bench.pace.begin()
         yield unfinished
 
 

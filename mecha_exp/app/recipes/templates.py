@@ -35,7 +35,7 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
     Raises:
         RecipeError: everything that is wrong with it.
     """
-    if _is_of_mergekit(config.get("recipe")):
+    if is_of_mergekit(config.get("recipe")):
         if config.get(KEYS) is not None:
             raise ConfigError("keys: a configuration of mergekit says itself what each tensor gets: filter.")
         _require_free_names(find_recipe(Path(config["recipe"][MERGEKIT]), folders), reserved)
@@ -77,13 +77,13 @@ def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mer
 
 def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> SmallFiles:
     """The small files that a recipe brings for the folder of its output; see `Job`."""
-    is_foreign = _is_of_mergekit(config.get("recipe"))
+    is_foreign = is_of_mergekit(config.get("recipe"))
     return merge_of_mergekit(config, folders).small_files if is_foreign else {}
 
 
 def config_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mapping[str, Any] | None:
     """The configuration of mergekit that a recipe is, with its values; None for any other recipe."""
-    return merge_of_mergekit(config, folders).config if _is_of_mergekit(config.get("recipe")) else None
+    return merge_of_mergekit(config, folders).config if is_of_mergekit(config.get("recipe")) else None
 
 
 def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
@@ -94,12 +94,13 @@ def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
     Raises:
         RecipeError: everything that is wrong with the recipe.
     """
-    if _is_of_mergekit(recipe):
+    if is_of_mergekit(recipe):
         return set(paths_in(find_recipe(Path(recipe[MERGEKIT]), folders)))
     return {parameter.name for parameter in parameters_of(_built(without_measured(recipe), folders))}
 
 
-def _is_of_mergekit(recipe: Any) -> bool:
+def is_of_mergekit(recipe: Any) -> bool:
+    """Whether the `recipe` of a configuration is one of mergekit."""
     return isinstance(recipe, Mapping) and MERGEKIT in recipe
 
 

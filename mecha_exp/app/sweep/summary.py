@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from mecha_exp.app.outputs.cards import note_results
@@ -21,7 +22,7 @@ from mecha_exp.report.adaptive import FILES as ADAPTIVE_FILES
 from mecha_exp.report.notes import notes_of
 from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
-from mecha_exp.runs.record import FAILED, FINISHED
+from mecha_exp.runs.record import FAILED, FINISHED, Record
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points
 from mecha_exp.terminal.console import print_line, printable, show_error, stdout
 from mecha_exp.tracking import Store
@@ -33,6 +34,8 @@ _SHOWN = {
     "the report": REPORT_FILE,
 }
 """The files of a sweep that its summary names."""
+_MOST_NAMED = 4
+"""How many points that failed alike are named."""
 
 
 def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
@@ -61,6 +64,7 @@ def begin(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
                 sweep.parent_run = store.start(sweep.title, tags)
         except TrackingError as error:
             sweep.tracking_error = str(error)
+    sweep.underway = not sweep.complete
     sweep.save(folder)
     return goes_on
 
@@ -79,12 +83,18 @@ def mend(sweep: Sweep, folder: Path, tracking: Tracking) -> None:
 def reopen(sweep: Sweep, folder: Path) -> None:
     """Mark a sweep as incomplete while one of its points runs again."""
     if sweep.complete:
-        sweep.complete = False
+        sweep.complete, sweep.underway = False, True
         sweep.save(folder)
 
 
-def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
+def finish(sweep: Sweep, folder: Path, tracking: Tracking, *, ended: bool = True) -> bool:
     """Show the table, and write it with the figures and the report; also when points failed.
+
+    Args:
+        sweep: the data that its points share.
+        folder: of the sweep.
+        tracking: where it is logged.
+        ended: whether every point has run, so that one without a record has failed.
 
     Returns:
         whether every point finished, and all their outcomes can be read.
@@ -93,8 +103,9 @@ def finish(sweep: Sweep, folder: Path, tracking: Tracking) -> bool:
         TrackingError: the sweep's MLflow run could not be opened or closed.
     """
     sweep.complete = Sweep.load(folder).complete  # not if a point ran again; see `reopen`
+    sweep.underway = not ended
     is_collected = _collect(sweep, folder)
-    results = concluded_results(sweep, folder, ended=True)
+    results = concluded_results(sweep, folder, ended=ended)
     stdout.print(*terminal_tables(results, stdout.width), sep="\n")
     if results.protocol:
         print_line(results.protocol)
@@ -133,8 +144,8 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
         stdout.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
-    for record in failed:
-        print_line(f"  {record.name}: {printable(_last_line(record.error))}")
+    for error, names in _by_error(failed).items():
+        print_line(f"  {names}: {printable(error)}")
     for path, record in records.items():
         if record.model and Path(record.model).is_relative_to(path.absolute()):
             note_results(record, conclusion(results))
@@ -149,9 +160,23 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         store = Store(str(tracking.uri), tracking.experiment)
         log_missing(sweep, records, store)
         close_run(sweep, results, written, store)
-    sweep.complete = not failed
+    sweep.complete = not failed and not sweep.underway
     sweep.save(folder)
-    return not failed
+    return sweep.complete
+
+
+def _by_error(failed: Sequence[Record]) -> dict[str, str]:
+    """The names of the failed points by what went wrong, which is often the same for all of them."""
+    by_error: dict[str, list[str]] = {}
+    for record in failed:
+        by_error.setdefault(_last_line(record.error), []).append(record.name)
+    return {error: _named(names) for error, names in by_error.items()}
+
+
+def _named(names: Sequence[str]) -> str:
+    """Some names, or the first ones and how many others there are."""
+    others = len(names) - _MOST_NAMED
+    return ", ".join(names) if others <= 1 else f"{', '.join(names[:_MOST_NAMED])} and {others} others"
 
 
 def _last_line(text: str | None) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 
@@ -39,6 +39,7 @@ from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import StatisticsSource
+from mecha_exp.sources.tokenizer import TOKENIZER_FILES
 
 
 @contextmanager
@@ -94,6 +95,22 @@ def _foreign_cards(plan: Plan) -> Iterator[Notice]:
         )
 
 
+def _lacking_tokenizers(plan: Plan) -> Iterator[Notice]:
+    """Say which folders get no tokenizer, since the first input has none, though another input has one."""
+    for number, job in enumerate(plan.jobs):
+        destination = plan.destination(number)
+        template = destination.template if destination is not None and destination.is_folder else None
+        if template is None or any(PurePath(name).name in TOKENIZER_FILES for name in template.small_files):
+            continue
+        paths = [plan.sources[model].path for model in models_of(job.recipe)]
+        folders = [path if path.is_dir() else path.parent for path in paths if path is not None]
+        if donor := next((f for f in folders if any((f / name).is_file() for name in TOKENIZER_FILES)), None):
+            yield Notice(
+                f"{template.folder} has no tokenizer, so the merged folder gets none. {donor} has one: copy "
+                "it if both models have the same tokens."
+            )
+
+
 def _elements_of(plans: Sequence[KeyPlan], trips: Sequence[Trip]) -> dict[Program, int]:
     """How many elements go through each program; none through those of a sample, or of a last resort."""
     elements: dict[Program, int] = {}
@@ -144,7 +161,7 @@ class _Planner:
         work = (plans, layouts, warnings, backends, configs, trips)
         plan = Plan(self._jobs, self._options, self._sources, *work)
         self._check_space(plan)
-        return replace(plan, warnings=(*plan.warnings, *_foreign_cards(plan)))
+        return replace(plan, warnings=(*plan.warnings, *_foreign_cards(plan), *_lacking_tokenizers(plan)))
 
     def _check_recipes(self) -> None:
         """Every recipe reads a model, and the model configs are those that methods declare."""
