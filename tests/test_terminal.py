@@ -169,14 +169,14 @@ def test_what_takes_no_time_or_is_done_once_does_not_count_for_the_others(clock)
 
 
 def test_what_comes_before_the_points_does_not_count(clock):
-    pace = terminal.Pace()
+    kept = pace.Pace()
     clock.now += 20  # imports
-    pace.begin()
+    kept.begin()
     clock.now += 1
-    assert pace.note(9) == pytest.approx(9)
-    pace.begin()  # another batch of the same sweep
+    assert kept.note(9) == pytest.approx(9)
+    kept.begin()  # another batch of the same sweep
     clock.now += 3
-    assert pace.note(8) == pytest.approx(2 * 8)
+    assert kept.note(8) == pytest.approx(2 * 8)
 
 
 @pytest.mark.parametrize(("seconds", "spoken"), [(42, "42 s"), (1000, "17 min"), (20000, "5.6 h")])

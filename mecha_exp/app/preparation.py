@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from mecha_exp.app.outputs.adapter import adapter_output
 from mecha_exp.app.point import NAMES, SECTIONS, Point
@@ -35,6 +35,10 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         message = str(error).splitlines()[0]
+        if isinstance(error, MissingMandatoryValue):
+            raise ConfigError(
+                f"{key}no value is given, and there is no default. Type {error.full_key}=..."
+            ) from None
         if "${models.experts" in message or "models.experts" in str(error):
             message += ". The recipe needs more experts than models.experts lists"
         if "'statistics." in message:

@@ -11,13 +11,14 @@ from typing import Any
 from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component, components_of
 from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
+from mecha_exp.checkpoint.formats import SUFFIXES
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
 from mecha_exp.checkpoint.remote.address import GOOGLE, S3, address_in, scheme_of
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
-from mecha_exp.checkpoint.shards import Package, is_file_name, pack
+from mecha_exp.checkpoint.shards import WRITTEN, Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CARD, CONFIG, SmallFiles, companions, content_of, is_own_card
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder
@@ -112,6 +113,7 @@ class Destination:
 
     def check(self) -> None:
         """Raise CheckpointError unless the model can be written. Leaves nothing behind."""
+        self._check_suffix()
         if self.address is not None:
             self._check_address(self.address)
             return
@@ -126,6 +128,15 @@ class Destination:
             )
         check_folder(self.path, self.packages)
         check_folder_writable(self.path, sum(package.nbytes for package in self.packages))
+
+    def _check_suffix(self) -> None:
+        """Refuse the suffix of a file in a format that is not written, which would be that of a folder."""
+        suffix = self.path.suffix
+        if suffix.lower() in SUFFIXES and suffix not in WRITTEN and not self.path.is_dir():
+            raise CheckpointError(
+                f"{self.path}: models are written as {', '.join(WRITTEN)}, and not as {suffix}. Name such a "
+                "file, or a folder without such a suffix."
+            )
 
     def _check_address(self, address: str) -> None:
         if scheme_of(address) not in (*S3, *GOOGLE):

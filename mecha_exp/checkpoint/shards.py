@@ -9,9 +9,12 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component
-from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
+from mecha_exp.checkpoint.formats import GGUF, SAFETENSORS
 from mecha_exp.checkpoint.safetensors.header import INDEX, SUFFIX
 from mecha_exp.errors import CheckpointError, ConfigError, some
+
+WRITTEN = (*SAFETENSORS.suffixes, *SAFETENSORS.other_suffixes, *GGUF.other_suffixes)
+"""The suffixes of files that are written. Any other name is that of a folder."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -59,7 +62,7 @@ class Package:
 
 def is_file_name(path: Path) -> bool:
     """Whether an output path means one file. Any other path is the folder of a model."""
-    return path.suffix in (SUFFIX, GGUF_SUFFIX) or (path.exists() and not path.is_dir())
+    return path.suffix in WRITTEN or (path.exists() and not path.is_dir())
 
 
 def pack(tensors: Layout, components: Sequence[Component], shard_size: int | None) -> list[Package]:

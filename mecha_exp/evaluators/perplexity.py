@@ -20,7 +20,7 @@ from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, folder_of, network
 from mecha_exp.evaluators.common.networks import refuse_nan
-from mecha_exp.evaluators.common.tables import read_texts
+from mecha_exp.evaluators.common.tables import read_texts, require_other_examples
 
 __all__ = ["perplexity", "windows"]
 
@@ -40,9 +40,13 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
             raise ConfigError(f"evaluator.{name}: expected a number above 0, got {parameters[name]}.")
     folder = folder_of(context, parameters)
     _lengths(folder, parameters["length"], parameters["stride"])
-    for path in (parameters["data"], parameters["test"]):
-        if path is not None:
-            _documents(path, parameters["column"], parameters["cluster"], parameters["limit"])
+    texts = [
+        _documents(path, parameters["column"], parameters["cluster"], parameters["limit"])[0]
+        for path in (parameters["data"], parameters["test"])
+        if path is not None
+    ]
+    if len(texts) > 1:
+        require_other_examples(texts[0], texts[1], f"evaluator.test={parameters['test']}")
     folder.check_vocabulary(shapes)
     device, dtype = parameters["device"], parameters["dtype"]
     check_network(folder, shapes, KIND, device=device, dtype=dtype, context=context)

@@ -19,6 +19,7 @@ from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, folder_of, network
 from mecha_exp.evaluators.common.networks import refuse_nan
 from mecha_exp.evaluators.common.scores import scored
+from mecha_exp.evaluators.common.tables import require_other_examples
 from mecha_exp.evaluators.glue import (
     Rows,
     Task,
@@ -42,11 +43,15 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
         if options[name] is not None and options[name] < 1:
             raise ConfigError(f"evaluator.{name}: expected a number above 0, got {options[name]}.")
     folder = folder_of(context, options)
+    texts: dict[str, list[tuple[str, str]]] = {}
     for split in ("validation", *(["test"] if options["test"] is not None else [])):
         for task in read_tasks(options, split):
-            outputs = outputs_of(read_head(task), folder.config)
+            outputs, rows = outputs_of(read_head(task), folder.config), read_examples(task, options["limit"])
             metrics_of(task, outputs)
-            targets(task, read_examples(task, options["limit"]).labels, outputs, _names(task, folder))
+            targets(task, rows.labels, outputs, _names(task, folder))
+            of_split = [*zip(rows.texts, rows.pairs or rows.texts, strict=True)]
+            if (chosen_by := texts.setdefault(task.name, of_split)) is not of_split:
+                require_other_examples(chosen_by, of_split, f"evaluator.test, {task.data}")
     folder.check_vocabulary(shapes)
     _length(folder, _tokenizer(folder, context, options), options)
     for task in read_tasks(options, "validation"):

@@ -15,7 +15,7 @@ from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, curr
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, RACE_FIDELITY, Record
 from mecha_exp.runs.sweep import Sweep
-from mecha_exp.runs.values import Value, as_text, parse_value
+from mecha_exp.runs.values import ALL_DIGITS, Value, as_text, parse_value
 
 if TYPE_CHECKING:
     from mecha_exp.verdict import Verdict
@@ -241,7 +241,11 @@ class Results:
         """The method of a setting: its recipe, and what learned its weights; None without names."""
         values = [setting.values[key] for key in METHOD_KEYS if key in self.keys]
         named = [value for value in values if value not in (None, NOTHING)]
-        return ", ".join(map(as_text, named)) if len(named) > 1 else (named or values or [None])[0]
+        return (
+            ", ".join(as_text(value, ALL_DIGITS) for value in named)
+            if len(named) > 1
+            else (named or values or [None])[0]
+        )
 
     @property
     def protocol(self) -> str | None:
@@ -321,7 +325,7 @@ class Results:
     def cell(self, setting: Setting, key: str) -> str:
         """The text of a setting's value of a swept key, for a table."""
         undisturbed = key in _APART and self.mode in _ABLATIONS
-        return as_text(setting.values[key]) or ("none" if undisturbed else MISSING)
+        return as_text(setting.values[key], ALL_DIGITS) or ("none" if undisturbed else MISSING)
 
     @property
     def has_replicates(self) -> bool:

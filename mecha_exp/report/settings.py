@@ -10,7 +10,7 @@ from functools import cached_property
 from mecha_exp.lab.points import SOUP_KEY, TRIAL
 from mecha_exp.runs.environment import differs_from_here
 from mecha_exp.runs.record import FAILED, Record
-from mecha_exp.runs.values import Value, as_text
+from mecha_exp.runs.values import ALL_DIGITS, Value, as_text
 
 CONFIDENCE = 0.95
 
@@ -92,7 +92,9 @@ class Setting:
     @property
     def name(self) -> str:
         """The values of the swept keys, as in `alpha=0.3,k=0.2`."""
-        shown = [f"{key}={as_text(value)}" for key, value in self.values.items() if value is not None]
+        shown = [
+            f"{key}={as_text(value, ALL_DIGITS)}" for key, value in self.values.items() if value is not None
+        ]
         return ",".join(shown) or (self.records[0].name if len(self.records) == 1 else "all replicates")
 
     @property

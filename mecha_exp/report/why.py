@@ -11,7 +11,7 @@ from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.shapley import Attribution, attributions
 from mecha_exp.report.verdict import candidates_of, splits_of
 from mecha_exp.runs.outcomes import ModelOutcomes
-from mecha_exp.runs.values import as_text
+from mecha_exp.runs.values import ALL_DIGITS, as_text
 
 if TYPE_CHECKING:
     from mecha_exp.verdict import Candidate
@@ -68,7 +68,8 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes]) -> Reasons:
             f"metric, and there are {len(settings)}. Sweep a key."
         )
     columns: dict[str, list[Hashable]] = {
-        key: [as_text(setting.values[key]) or MISSING for setting in settings] for key in results.keys
+        key: [as_text(setting.values[key], ALL_DIGITS) or MISSING for setting in settings]
+        for key in results.keys
     }
     values = [setting.estimate(results.metric).mean for setting in settings]
     notes: list[str] = []

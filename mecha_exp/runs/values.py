@@ -24,17 +24,23 @@ def parse_value(text: str) -> Value:
     return text.strip("'\"") if number is None else number
 
 
-def as_text(value: Any) -> str:
-    """A value as text for people: floats with six digits, an empty string for None.
+ALL_DIGITS = 14
+"""The significant digits that tell the values of a swept key apart, without the rounding of a sum."""
+
+
+def as_text(value: Any, digits: int = 6) -> str:
+    """A value as text for people: floats with so many significant digits, an empty string for None.
 
     >>> as_text(0.30000000000000004), as_text(True), as_text(None)
     ('0.3', 'true', '')
+    >>> as_text(0.50000002), as_text(0.50000002, ALL_DIGITS)
+    ('0.5', '0.50000002')
     """
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def is_numeric(values: Iterable[Value]) -> bool:

@@ -12,7 +12,8 @@ from urllib.request import url2pathname
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.checkpoint.remote import is_address, look_up, with_slashes
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
-from mecha_exp.errors import CheckpointError, did_you_mean, prefixed
+from mecha_exp.checkpoint.sidecars import CONFIG
+from mecha_exp.errors import CheckpointError, did_you_mean, nearest, prefixed
 from mecha_exp.sources import search_path
 from mecha_exp.sources.packages import package_folder
 
@@ -57,11 +58,21 @@ def find_model(path: str, folders: Sequence[Path], offline: bool = False) -> Pat
     if is_hub_name(path) and not Path(path).parent.is_dir():
         return hub_folder(path, offline)
     parents = [candidate.parent for candidate in dict.fromkeys(candidates)]
-    names = {file.name for parent in parents if parent.is_dir() for file in parent.glob(f"*{SUFFIX}")}
     looked = ", ".join(str(parent.resolve()) for parent in parents)
     raise CheckpointError(
-        f"the model '{path}' does not exist. Looked in {looked}.{did_you_mean(Path(path).name, names)}"
+        f"the model '{path}' does not exist. Looked in {looked}.{_nearest_model(path, parents)}"
     )
+
+
+def _nearest_model(path: str, parents: Sequence[Path]) -> str:
+    """The hint with the models of some folders whose names are nearest, without regard to the suffix."""
+    names: dict[str, str] = {}
+    for parent in parents:
+        if parent.is_dir():
+            names |= {file.name.removesuffix(SUFFIX): file.name for file in parent.glob(f"*{SUFFIX}")}
+            names |= {file.parent.name: file.parent.name for file in parent.glob(f"*/{CONFIG}")}
+    near = nearest(Path(path).name.removesuffix(SUFFIX), names)
+    return did_you_mean(names[near[0]] if near else "", [names[name] for name in near] or names.values())
 
 
 def folders_of(config: Mapping[str, Any]) -> list[Path]:

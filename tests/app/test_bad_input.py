@@ -26,6 +26,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
         (["recipe.densty=0.3"], "recipe.densty: recipe has no 'densty'. Did you mean 'density'?"),
         (["engine.worker=1"], "engine.worker: engine has no 'worker'. Did you mean 'workers'?"),
         (["alpha=abc"], "alpha: expected a number, got 'abc'"),
+        (["evaluator=perplexity"], "evaluator.data: no value is given, and there is no default. Type eval"),
         (["k=1.5"], "error: k: 1.5 is out of range [0, 1]"),
         (["ties_kept=7"], "error: ties_kept: expected true or false, got 7"),
         (["recipe=dare_ties", "density=0"], "error: density: 0 is out of range (0, 1]"),

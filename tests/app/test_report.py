@@ -394,7 +394,7 @@ def test_parallel_lines_end_in_their_metric():
     assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["a", "k", "m"]
     assert axes.get_xticklabels()[3].get_text() == "accuracy\n[fraction]\nmore is better"
     assert [line.get_ydata()[-1] for line in axes.lines[:3]] == [0, 0.5, 1]
-    assert axes.get_legend().get_texts()[0].get_text() == "best: a=3,k=0.333333,m=m3 with 0.75"
+    assert axes.get_legend().get_texts()[0].get_text() == "best: a=3,k=0.33333333333333,m=m3 with 0.75"
 
 
 def test_distances_are_means_over_seeds_with_a_mark_for_each_value():

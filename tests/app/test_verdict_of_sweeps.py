@@ -95,6 +95,20 @@ def test_a_worse_point_is_told_apart_and_only_ties_are_marked():
     assert "over examples" in lines["[low,"]
 
 
+def test_settings_that_differ_in_the_last_of_many_digits_are_two_settings():
+    alphas = ("0.50000001", "0.50000002", "0.7294299")
+
+    results = sweep(*(point(i, both(0.9 - i / 10, i), alpha=alpha) for i, alpha in enumerate(alphas)))
+
+    assert results.verdict is not None
+    assert results.verdict.selected is not None
+    assert results.verdict.selected.point == "alpha=0.50000001"
+    others = {comparison.point for comparison in results.verdict.comparisons}
+    assert others >= {"alpha=0.50000002", "alpha=0.7294299"}
+    assert [results.cell(setting, "alpha") for setting in results.ranked] == list(alphas)
+    assert [setting.name for setting in results.ranked] == [record.name for record in results.records]
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [

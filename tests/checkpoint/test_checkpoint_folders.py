@@ -207,3 +207,30 @@ def test_the_links_of_a_hub_s_cache_are_followed(tmp_path: Path):
 
     assert (folder / "tokenizer.json").read_bytes() == blob.read_bytes()
     assert not (folder / "tokenizer.json").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.ckpt", "x.bin", "x.SAFETENSORS", "x.GGUF"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_suffix_of_a_format_that_is_not_written_is_no_name_of_a_folder(tmp_path: Path, name, exists):
+    target = tmp_path / name
+    if exists:
+        target.write_bytes(b"mine")
+
+    with pytest.raises(CheckpointError, match=r"models are written as \.safetensors, \.sft, \.gguf, and not"):
+        merge(weighted_sum({"w": torch.ones(2)}, {"w": torch.zeros(2)}), target)
+
+    assert target.read_bytes() == b"mine" if exists else not target.exists()
+
+
+def test_sft_is_a_file_of_safetensors(tmp_path: Path):
+    merge(weighted_sum({"w": torch.ones(2)}, {"w": torch.zeros(2)}), tmp_path / "x.sft")
+
+    assert load_file(tmp_path / "x.sft")["w"].tolist() == [0.5, 0.5]
+
+
+def test_a_folder_that_is_there_may_have_any_name(tmp_path: Path):
+    (tmp_path / "v1.pt").mkdir()
+
+    merge(weighted_sum({"w": torch.ones(2)}, {"w": torch.zeros(2)}), tmp_path / "v1.pt")
+
+    assert (tmp_path / "v1.pt" / "model.safetensors").is_file()

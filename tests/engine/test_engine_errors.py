@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from state_dicts import StateDict, random_model
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from mecha_exp import (
     weighted_sum,
 )
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, MergeError, RecipeError
+from mecha_exp.sources.search import find_model
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="files and rights of POSIX")
 
@@ -501,3 +502,25 @@ def test_missing_keys_shapes_and_outputs_are_reported_together(save):
 
     for words in ("3 problems", "lacks 1 of the 2 keys", "shapes that differ", "which would be destroyed"):
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("bsae", " Did you mean 'base'?"),
+        ("experts/bsae.safetensors", " Did you mean 'base.safetensors'?"),
+        ("experts/unlike.safetensors", " Known: a.safetensors, base.safetensors."),
+    ],
+)
+def test_the_nearest_file_or_folder_of_a_model_is_named(tmp_path: Path, monkeypatch, path: str, hint: str):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "experts").mkdir()
+    for name in ("a", "base"):
+        save_file({"w": torch.ones(1)}, tmp_path / "experts" / f"{name}.safetensors")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(CheckpointError) as raised:
+        find_model(path, [], offline=True)
+
+    assert str(raised.value).endswith(hint)

@@ -134,8 +134,22 @@ def test_documents_of_every_kind_of_file_measure_alike(llamas, documents: Path, 
 @pytest.mark.libraries
 def test_there_are_splits_where_there_is_a_second_file(llamas, documents: Path):
     assert scoring(llamas[0], documents)[0].report_split is None
-    read, *_ = scoring(llamas[0], documents, test=str(documents))
+    other = documents.with_name("other.txt")
+    other.write_text("the dog sat in the park")
+    read, *_ = scoring(llamas[0], documents, test=str(other))
     assert (read.selection_split, read.report_split) == ("validation", "test")
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("share", [slice(None), slice(2)])
+def test_points_are_not_reported_on_the_documents_by_which_they_are_chosen(llamas, documents: Path, share):
+    copied = documents.with_name("copied.jsonl")
+    copied.write_text("\n".join(documents.read_text().splitlines()[share]))
+
+    with pytest.raises(ConfigError) as error:
+        scoring(llamas[0], documents, test=str(copied))
+
+    assert "copied.jsonl: these examples are those by which points are chosen" in str(error.value)
 
 
 @pytest.mark.libraries

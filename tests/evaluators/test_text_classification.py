@@ -199,6 +199,15 @@ def test_tasks_that_are_measured_of_all_rows_together_do_not_race(root: Path):
     assert scoring_of(root, **settings, tasks=["rte", "mrpc"], metrics=["accuracy"])[0].race is not None
 
 
+def test_points_are_not_reported_on_the_rows_by_which_they_are_chosen(root: Path):
+    data = str(root / "validation")
+
+    with pytest.raises(ConfigError) as refused:
+        scoring_of(root, data=data, test=data, heads=str(root / "heads"), tasks=["rte"])
+
+    assert "rte.jsonl: these examples are those by which points are chosen" in str(refused.value)
+
+
 def test_the_own_head_of_a_model_and_labels_that_are_words(root: Path, tmp_path: Path):
     rows = list(map(json.loads, (root / "validation/rte.jsonl").read_text().splitlines()))
     words = [{**row, "label": f"LABEL_{row['label']}"} for row in rows]

@@ -116,8 +116,10 @@ def axis_of(override: Override) -> Axis:
     assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
     is_integer = isinstance(value.start, int) and isinstance(value.end, int)  # int(interval(1,8))
     axis = Axis(key, (), float(value.start), float(value.end), "log" in value.tags, is_integer)
-    if axis.low >= axis.high or (axis.logarithmic and axis.low <= 0):
-        raise ConfigError(f"{override.input_line}: expected interval(low,high), above 0 for log.")
+    if axis.low >= axis.high:
+        raise ConfigError(f"{override.input_line}: the first bound is the smaller one: interval(0,1.5).")
+    if axis.logarithmic and axis.low <= 0:
+        raise ConfigError(f"{override.input_line}: the bounds of a logarithmic interval are above 0.")
     return axis
 
 

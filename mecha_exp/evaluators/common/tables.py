@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,27 @@ def read_texts(
             raise ConfigError(f"{path}: the column '{column}' holds no text in row {number}, but {kind}.")
     names = [str(number) for number in range(len(rows))]
     return [row[column] for row in rows], names, [str(row[cluster]) for row in rows] if cluster else names
+
+
+def require_other_examples(
+    chosen_by: Iterable[Hashable], reported_on: Iterable[Hashable], where: str
+) -> None:
+    """Check that points are not reported on the very examples by which they were chosen.
+
+    Args:
+        chosen_by: the examples of `validation`.
+        reported_on: those of `test`.
+        where: the place of the latter, for the message.
+
+    Raises:
+        ConfigError: all examples of one split are examples of the other.
+    """
+    validation, test = set(chosen_by), set(reported_on)
+    if test <= validation or validation <= test:
+        raise ConfigError(
+            f"{where}: these examples are those by which points are chosen, so that their number on the test "
+            "split would be too good and look honest. Name a file of other examples, or leave it out."
+        )
 
 
 def _files(path: Path) -> list[Path]:
