@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from mecha_exp.runs.record import (
     Record,
 )
 from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep
+from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.tracking import Store
+from mecha_exp.tracking.mlflow_client import SERVER
 from mecha_exp.tracking.names import PARENT_TAG, SWEPT_TAG
 
 ARTIFACTS = (
@@ -52,6 +54,8 @@ GROUP_SECONDS = 1
 """How long the points of a sweep wait for others, to be logged together."""
 GROUP = 100
 """How many runs a transaction holds at most: other processes wait for its end."""
+SENT = 32
+"""How many runs are sent to a server at a time, while others come."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,9 @@ class EndedRun:
 class Tracker:
     """Logs the points of a sweep while it runs: at once, or those of a second together.
 
-    A transaction for each point costs more processor time than all else of tracking. What is not logged when
-    the process is killed is logged when the same command goes on.
+    A transaction for each point costs more processor time than all else of tracking. A server takes long for
+    each run, so it gets some runs at a time, beside the work of the sweep. What is not logged when the
+    process is killed or interrupted is logged when the same command goes on.
 
     Args:
         tracking: the configuration of that name.
@@ -85,38 +90,61 @@ class Tracker:
         self._tracking = tracking
         self._waiting: list[EndedRun] = []
         self._logged_at = float("-inf")
+        self._thread = ThreadPoolExecutor(1, "tracking")
+        self._sent: Future[None] | None = None
 
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown()
+        if self._sent is not None:
+            self._sent.result()
+            if error is not None and issubclass(error, KeyboardInterrupt):
+                return  # it would take as long again as the points have taken
         self.flush()
 
     def add(self, run: EndedRun) -> None:
         """Log a run, now or together with the next ones. Its record tells whether that failed."""
         self._waiting.append(run)
-        if time.monotonic() - self._logged_at >= GROUP_SECONDS:
+        if time.monotonic() - self._logged_at < GROUP_SECONDS:
+            return
+        if not str(self._tracking.uri).startswith(SERVER):
             self.flush()
+        elif self._sent is None or self._sent.done():
+            sent, self._waiting = self._waiting[:SENT], self._waiting[SENT:]
+            self._sent = self._thread.submit(self._log, sent)
 
     def flush(self) -> None:
         """Log the runs that wait."""
         waiting, self._waiting = self._waiting, []
+        if waiting:
+            with examples_bar("logging to MLflow", len(waiting)) as advance:
+                self._log(waiting, advance)
+
+    def _log(self, runs: Sequence[EndedRun], advance: Callable[[int], None] = lambda count: None) -> None:
         try:
-            if waiting:
-                log_runs(waiting, Store(self._tracking.uri, self._tracking.experiment))
+            log_runs(runs, Store(self._tracking.uri, self._tracking.experiment), advance)
         except TrackingError as error:
-            for run in waiting:
+            for run in runs:
                 if run.record.run_id is None:
                     run.record.tracking_error = str(error)
                     run.record.save_run(run.folder)
         self._logged_at = time.monotonic()
 
 
-def log_runs(runs: Sequence[EndedRun], store: Store) -> None:
+def log_runs(
+    runs: Sequence[EndedRun], store: Store, advance: Callable[[int], None] = lambda count: None
+) -> None:
     """Log runs and write their ids into their records.
 
     Many go into one transaction where the store has them. A server has none, and each run takes a dozen
     requests: there several are logged at a time.
+
+    Args:
+        runs: those of a sweep, or a single one.
+        store: gets them.
+        advance: told how many more are logged.
 
     Raises:
         TrackingError: the store does not answer or cannot be used.
@@ -130,14 +158,16 @@ def log_runs(runs: Sequence[EndedRun], store: Store) -> None:
     if store.writers == 1:
         for group, main in zip(groups, mains, strict=False):
             _log_group(group, store, main)
+            advance(len(group))
         return
     with ThreadPoolExecutor(store.writers) as pool:
         logged = [
             pool.submit(_log_group, group, store, main) for group, main in zip(groups, mains, strict=False)
         ]
         try:
-            for one in logged:
+            for one, group in zip(logged, groups, strict=True):
                 one.result()
+                advance(len(group))
         finally:
             for one in logged:
                 one.cancel()
@@ -230,7 +260,8 @@ def log_missing(sweep: Sweep, records: Mapping[Path, Record], store: Store) -> i
     They were there before the sweep was tracked, or the store did not answer then.
     """
     missing = [(path, record) for path, record in records.items() if record.run_id is None]
-    log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing], store)
+    with examples_bar("logging to MLflow", len(missing)) as advance:
+        log_runs([EndedRun(path, record, sweep.parent_run) for path, record in missing], store, advance)
     return len(missing)
 
 

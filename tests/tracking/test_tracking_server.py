@@ -121,3 +121,30 @@ def test_what_was_logged_before_the_server_died_is_not_logged_again(server, tmp_
     ids = [Record.load(run.folder).run_id for run in runs]
     assert set(logged) < set(ids) <= set(Store(server.uri, "lab").runs_with(PARENT_TAG, parent))
     assert len(set(ids)) == RUNS
+
+
+def test_a_sweep_goes_on_while_a_server_is_slow_and_an_interrupt_does_not_wait_for_all_runs(
+    server, tmp_path, monkeypatch
+):
+    log_folder, may_log = tracking.log_folder, threading.Event()
+    monkeypatch.setattr(tracking, "log_folder", lambda *about: (may_log.wait(60), log_folder(*about))[1])
+    store, address = Store(server.uri, "lab"), SimpleNamespace(uri=server.uri, experiment="lab")
+    parent = store.start("sweep", {})
+    first, more = ([ended(tmp_path / f"{n}{name}", n, parent) for n in range(4)] for name in ("a", "b"))
+
+    with Tracker(address) as tracker:
+        for run in first:
+            tracker.add(run)
+        before = [run.record.run_id for run in first]
+        may_log.set()
+
+    assert before == [None] * 4
+    assert {Record.load(run.folder).run_id for run in first} == set(store.runs_with(PARENT_TAG, parent))
+
+    may_log.clear()
+    with pytest.raises(KeyboardInterrupt), Tracker(address) as tracker:
+        for run in more:
+            tracker.add(run)
+        may_log.set()
+        raise KeyboardInterrupt
+    assert [run.record.run_id is not None for run in more] == [True, False, False, False]

@@ -158,7 +158,8 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
         store = Store(str(tracking.uri), tracking.experiment)
-        log_missing(sweep, records, store)
+        if not sweep.underway:  # else the same command logs them when it goes on
+            log_missing(sweep, records, store)
         close_run(sweep, results, written, store)
     sweep.complete = not failed and not sweep.underway
     sweep.save(folder)
