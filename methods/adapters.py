@@ -51,6 +51,11 @@ def _conversion(configs: Configs) -> MergeMethod:
     found = next((way for way in ways if way is not None), None)
     if found is None:
         lora, base = (_named(configs[name]) for name in ("lora", "base"))
+        if configs["lora"] and lora == base:
+            raise RecipeError(
+                f"what is given as the LoRA is a model of {lora} itself, as the base is. Models are merged "
+                "by recipe=weighted_sum or ties; recipe=extract_lora makes a LoRA of their difference."
+            )
         raise RecipeError(
             f"the LoRA is of {lora} and the base of {base}, and no conversion leads from the one to the "
             "other. Say what they are, if that is wrong: model('lora.safetensors', 'sdxl-kohya_kohya_lora')."

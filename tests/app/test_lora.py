@@ -147,3 +147,13 @@ def test_the_verb_that_copies_numbers_says_that_a_lora_is_computed(
         "there is no conversion from pair-lora to pair-test: a LoRA is a difference to a model" in refused.err
     )
     assert not (folder / "x.safetensors").exists()
+
+
+def test_a_whole_model_in_the_place_of_a_lora_is_said(folder: Path, as_a_user: Callable[..., Outcome]):
+    (folder / "whole.safetensors").write_bytes((folder / "base.safetensors").read_bytes())
+    given = ["models.experts=[whole.safetensors]" if "experts" in word else word for word in GIVEN]
+
+    refused = as_a_user("plan", *given, "alpha=0.5", cwd=folder)
+
+    assert refused.status == 1
+    assert "what is given as the LoRA is a model of 'pair-test' itself, as the base is." in refused.err
