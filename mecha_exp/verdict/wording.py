@@ -85,8 +85,13 @@ def _ties(verdict: Verdict) -> list[str]:
         return []
     told = [comparison for comparison in against if comparison.distinguishable]
     better = [comparison.point for comparison in told if sign * comparison.difference.value > 0]
-    parts = [f"the data tell it from {len(told)} of the {len(against)} settings compared with it"]
-    if told and verdict.tied:
+    compared = "the one setting" if len(against) == 1 else f"the {len(against)} settings"
+    if not told:
+        which = f"any of {compared}" if len(against) > 1 else compared
+        return [f"the data show no difference from {which} compared with it"]
+    share = f"{len(told)} of " if verdict.tied else "all of " if len(told) > 1 else ""
+    parts = [f"the data show a difference from {share}{compared} compared with it"]
+    if verdict.tied:
         parts.append(f"not from the other {len(verdict.tied)}")
     if better:
         parts.append(f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than it")

@@ -98,7 +98,23 @@ def test_the_sentence_says_what_was_shown(verdict):
 
     assert text.startswith("'ties a=1' has accuracy 0.") and text.endswith("would often be missed.")
     assert "over 800 examples), the best of 5 settings on 'validation'; it is better than 'base' by" in text
-    assert "the data tell it from 3 of the 4 settings compared with it, not from the other 1;" in text
+    said = "the data show a difference from 3 of the 4 settings compared with it, not from the other 1;"
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        ((0.9, 0.3), "the data show a difference from the one setting compared with it;"),
+        ((0.9, 0.3, 0.2), "the data show a difference from all of the 2 settings compared with it;"),
+        ((0.9, 0.9), "the data show no difference from the one setting compared with it;"),
+        ((0.9, 0.9, 0.9), "the data show no difference from any of the 2 settings compared with it;"),
+    ],
+)
+def test_the_sentence_counts_the_differences_that_are_shown(accuracies, said: str):
+    points = [point(f"ties a={i}", accuracy, i) for i, accuracy in enumerate(accuracies)]
+
+    assert said in sentence(conclude(points, metric="accuracy", inputs=INPUTS, base="base", **QUICK))
 
 
 def test_permuting_the_test_labels_changes_no_choice(sweep, verdict):

@@ -44,7 +44,7 @@ def forest(results: Results) -> Figure | None:
     better = "left" if results.minimized else "right"
     [chosen] = distinct([verdict.selected.point], 40)
     axes.set_xlabel(f"difference in {verdict.metric}; better: {better}\n0: {chosen}")
-    title(axes, results, "hollow: not told from the best\ngrey band: differences often missed")
+    title(axes, results, "hollow: no difference shown\ngrey band: differences often missed")
     return figure
 
 
