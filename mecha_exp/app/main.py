@@ -222,7 +222,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         if adaptive:
             adaptive.check_folder(folder)
         goes_on = summary.begin(sweep, folder, tracking)
-        all_finished, reported, ended, trouble, interrupted = False, False, False, None, False
+        all_finished, reported, trouble, interrupted = False, False, None, False
         try:
             batches = adaptive.batches(folder) if adaptive else [Batch(line.jobs)]
             line.composer.run([*line.overrides, f"hydra.sweep.dir={quoted(str(folder))}"], batches, run_point)
@@ -230,14 +230,13 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
                 summary.mend(sweep, folder, tracking)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
             reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
-            ended = True
         except KeyboardInterrupt:
             interrupted = True
         finally:
             bench.measurements.end()
             bench.flush()
             try:
-                all_finished = summary.finish(sweep, folder, tracking, ended=ended) and reported
+                all_finished = summary.finish(sweep, folder, tracking, ended=not interrupted) and reported
             except TrackingError as error:
                 trouble = str(error)
     if interrupted:
