@@ -101,17 +101,20 @@ class Tracker:
         if self._sent is not None:
             self._sent.result()
             if error is not None and issubclass(error, KeyboardInterrupt):
-                return  # it would take as long again as the points have taken
+                return  # the others may take minutes
         self.flush()
 
     def add(self, run: EndedRun) -> None:
         """Log a run, now or together with the next ones. Its record tells whether that failed."""
         self._waiting.append(run)
-        if time.monotonic() - self._logged_at < GROUP_SECONDS:
-            return
-        if not str(self._tracking.uri).startswith(SERVER):
+        if str(self._tracking.uri).startswith(SERVER):
+            self._send()
+        elif time.monotonic() - self._logged_at >= GROUP_SECONDS:
             self.flush()
-        elif self._sent is None or self._sent.done():
+
+    def _send(self) -> None:
+        """Send some of the runs that wait to a server, unless it still has others to do."""
+        if self._sent is None or self._sent.done():
             sent, self._waiting = self._waiting[:SENT], self._waiting[SENT:]
             self._sent = self._thread.submit(self._log, sent)
 
@@ -286,7 +289,7 @@ def mend_parent(sweep: Sweep, folder: Path, store: Store) -> None:
 def mend_points(sweep: Sweep, folder: Path, store: Store) -> None:
     """Remove the runs of points that a kill left half logged; forget those that the store lacks.
 
-    A server sends everything about the runs when it is asked which there are: a second for each thousand.
+    A server sends everything about the runs when it is asked which there are, which takes its time.
     """
     records = sweep.records(folder)
     logged = {record.run_id for record in records.values()} | set(sweep.input_runs.values())
