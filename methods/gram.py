@@ -5,9 +5,12 @@ this loses is corrected, and what cannot be corrected is left to float64 or LAPA
 matrices. `python -m bench.polar` measures errors and time.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from mecha_exp.extensions.merge_methods import Spectrum
 from mecha_exp.methods.spectral import singular_parts
 
 EVEN = 1e-2
@@ -20,9 +23,37 @@ BLURRED = 4e-2
 """Beside the largest: vectors of smaller eigenvalues are turned away from the others."""
 WINDOW = 32
 """So many vectors on each side of a cut are told apart in float64."""
+LANES = 16
+"""Products by BLAS take up to half as long again where columns are not a multiple of this."""
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """U, S and V."""
+
+
+class Polar(NamedTuple):
+    """The polar factor A R + U V^T of a matrix A.
+
+    Attributes:
+        matrix, root: A and R.
+        left, right: U and V, of few columns or none.
+    """
+
+    matrix: Tensor
+    root: Tensor
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    def whole(self) -> Tensor:
+        """The polar factor as one matrix."""
+        made = self.matrix @ self.root
+        return made if self.left is None or self.right is None else made.addmm_(self.left, self.right.mT)
+
+    def times(self, b: Tensor) -> Tensor:
+        """The factor times a matrix, of which A has more rows than columns."""
+        made = self.matrix @ (self.root @ b)
+        if self.left is None or self.right is None:
+            return made
+        return made.addmm_(self.left, self.right.mT @ b)
 
 
 def polar_and_sizes(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,25 +69,57 @@ def polar_and_sizes(matrix: Tensor) -> tuple[Tensor, Tensor]:
     if matrix.shape[0] < matrix.shape[1]:
         factor, s = polar_and_sizes(matrix.mT)
         return factor.mT, s
-    found = spectrum(matrix)
-    if found and (root := inverse_root(*found)) is not None:
-        return matrix @ root, found[0].sqrt()
-    u, s, v = (found and turned_parts(matrix, *found)) or exact_parts(matrix)
-    known = s > s.max() * len(matrix) * torch.finfo(s.dtype).eps
-    return u * known @ v.mT, s
+    least = len(matrix) * torch.finfo(matrix.dtype).eps
+    if found := polar_factor(matrix, least):
+        return found[0].whole(), found[1]
+    u, s, v = exact_parts(matrix)
+    return u * (s > s.max() * least) @ v.mT, s
 
 
-def frame(matrix: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The nearest matrix with orthonormal columns; or the matrix, and by what to multiply it for that."""
-    found = spectrum(matrix)
-    if found and (root := inverse_root(*found)) is not None:
-        return matrix, root
-    if not matrix.numel():
-        return matrix, None
-    if found and (parts := turned_parts(matrix, *found)):
-        return parts[0] @ parts[2].mT, None
+def frame(matrix: Tensor) -> Polar:
+    """The nearest matrix with orthonormal columns."""
+    if found := polar_factor(matrix):
+        return found[0]
     u, _, vh = singular_parts(matrix)
-    return u @ vh, None
+    return Polar(u, vh)
+
+
+def polar_factor(matrix: Tensor, least: float = 0) -> tuple[Polar, Tensor] | None:
+    """The polar factor of a matrix and its singular values; None where that is for float64 or LAPACK.
+
+    An error e in A^T A moves the polar factor by e / (s_j (s_i + s_j)) between the directions i and j, which
+    is some eps (s_max / s_min)^2 / 2 at most. So (A^T A)^-1/2 serves singular values that differ no more than
+    tenfold. The few that are smaller are found in float64; where they are many, `turned_parts` is taken.
+
+    Args:
+        least: beside the largest, directions of singular values up to this are left out.
+    """
+    found = spectrum(matrix)
+    if not found:
+        return None
+    squares = found.values()
+    small, smallest = (int((squares <= squares[-1] * limit).sum()) for limit in (EVEN, LEAST))
+    if smallest > len(squares) // 4:
+        return None
+    squares, vectors = found.parts()
+    if small > len(squares) // 4:
+        parts = turned_parts(matrix, squares, vectors, smallest)
+        if not parts:
+            return None
+        u, s, v = parts
+        return Polar(u * (s > s.max() * least), v.mT), s
+    few, many = vectors[:, :small], vectors[:, small:]
+    if not small:
+        return Polar(matrix, inverse_root(squares, many)), squares.sqrt()
+    few, made, _ = turned(matrix, few, many, squares[small:])
+    s = torch.linalg.vector_norm(made, dim=0)
+    if not bool((s > 0).all()):
+        return None
+    u, v = (made / s).to(matrix), few.to(matrix)
+    many = torch.addmm(many, v, v.mT @ many, alpha=-1)
+    sizes = torch.cat([s.to(matrix), squares[small:].sqrt()])
+    known = sizes[:small] > sizes[-1] * least
+    return Polar(matrix, inverse_root(squares[small:], many), u * known, v), sizes
 
 
 def largest_parts(matrix: Tensor, count: int) -> Parts:
@@ -69,19 +132,27 @@ def largest_parts(matrix: Tensor, count: int) -> Parts:
         v, s, u = largest_parts(matrix.mT, count)
         return u, s, v
     found = spectrum(matrix) if count else None
-    if not found or not found[0][-count] > found[0][-1] * LEAST:
+    squares = found.values(min(count + WINDOW, matrix.shape[1])) if found else None
+    if not found or squares is None or not squares[-count] > squares[-1] * LEAST:
         return exact_parts(matrix, count)
-    squares, v = (part.flip(-1) for part in found)
+    is_blurred = bool(squares[-count] < squares[-1] * BLURRED)
+    squares, v = (part.flip(-1) for part in found.parts(None if is_blurred else len(squares)))
     near = v[:, max(count - WINDOW, 0) : count + WINDOW]
     basis = torch.linalg.qr(near.double()).Q
     near.copy_(basis @ own_directions((matrix @ basis.to(matrix)).double()))
     kept, others = v[:, :count].contiguous(), v[:, count:]
-    if squares[count - 1] < squares[0] * BLURRED:
+    if is_blurred:
         turn = others.mT @ (matrix.mT @ (matrix @ kept)) / (squares[:count] - squares[count:, None])
         turn[:WINDOW, -WINDOW:] = 0
         kept = kept + others @ turn
-    made = orthonormal(matrix @ kept)
+    made = orthonormal(product(matrix, kept))
     return (*made, kept) if made else exact_parts(matrix, count)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """A B, by columns that BLAS takes as fast as it can."""
+    columns = b.shape[1]
+    return (a @ torch.nn.functional.pad(b, (0, -columns % LANES)))[:, :columns]
 
 
 def exact_parts(matrix: Tensor, count: int | None = None) -> Parts:
@@ -89,7 +160,9 @@ def exact_parts(matrix: Tensor, count: int | None = None) -> Parts:
     if is_long(matrix):
         return long_parts(matrix, count)
     u, s, vh = singular_parts(matrix)
-    return u[:, :count], s[:count], vh[:count].mT
+    if count is None:
+        return u, s, vh.mT
+    return u[:, :count].clone(), s[:count], vh[:count].clone().mT  # or the others would stay in memory
 
 
 def is_long(matrix: Tensor) -> bool:
@@ -121,19 +194,20 @@ def long_parts(matrix: Tensor, count: int | None = None) -> Parts:
     return u.to(matrix), s.to(matrix), v.to(matrix)
 
 
-def spectrum(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The eigenvalues of A^T A, ascending, and its eigenvectors; None where it is not for this."""
+def spectrum(matrix: Tensor) -> Spectrum | None:
+    """The eigenvalues of A^T A, and its eigenvectors; None where it is not for this."""
     if matrix.dtype != torch.float32 or not 256 <= matrix.shape[1] <= matrix.shape[0]:
         return None
-    if not 1e-12 < float(matrix.abs().amax()) < 1e12:  # squares would be denormals, or not finite
+    smallest, largest = matrix.aminmax()
+    if not 1e-12 < max(-float(smallest), float(largest)) < 1e12:  # squares would be denormals, or not finite
         return None
-    return torch.linalg.eigh(gram(matrix))
+    return Spectrum(gram(matrix))
 
 
 def gram(a: Tensor) -> Tensor:
-    """A^T A, by five eighths of the products since it is symmetric."""
+    """A^T A, by nine sixteenths of the products since it is symmetric."""
     size = a.shape[1]
-    width = max(-(-size // 256), 1) * 64
+    width = max(-(-size // 512), 1) * 64
     made = a.new_empty(size, size)
     for start in range(0, size, width):
         here, after = slice(start, start + width), slice(start + width, size)
@@ -142,35 +216,37 @@ def gram(a: Tensor) -> Tensor:
     return made
 
 
-def inverse_root(squares: Tensor, vectors: Tensor) -> Tensor | None:
-    """(A^T A)^-1/2, which makes A its polar factor; None where singular values differ more than tenfold.
+def inverse_root(squares: Tensor, vectors: Tensor) -> Tensor:
+    """(A^T A)^-1/2 from eigenvalues and eigenvectors, by nine sixteenths of the products."""
+    return gram((vectors * squares.pow(-0.25)).mT)
 
-    An error e in A^T A moves the polar factor by e / (s_j (s_i + s_j)) between the directions i and j, which
-    is some eps (s_max / s_min)^2 / 2 at most.
+
+def turned_parts(a: Tensor, squares: Tensor, vectors: Tensor, small: int) -> Parts | None:
+    """U, S and V with the polar factor U V^T, where so many directions need float64.
+
+    The columns of A V are nearly orthogonal then, whatever their lengths; None where they are not.
     """
-    if not squares[0] > squares[-1] * EVEN:
-        return None
-    return vectors / squares.sqrt() @ vectors.mT
-
-
-def turned_parts(a: Tensor, squares: Tensor, vectors: Tensor) -> Parts | None:
-    """U, S and V with the polar factor U V^T; None where a quarter of the directions need float64, or more.
-
-    Those are turned away from the others, to first order, and told apart by themselves. Then the columns of
-    A V are nearly orthogonal, whatever their lengths; None where they are not.
-    """
-    small = int((squares < squares[-1] * LEAST).sum())
-    if small > len(squares) // 4:
-        return None
-    few, many = vectors[:, :small].double(), vectors[:, small:]
-    made_few, made = a.double() @ few, a @ many
-    turn = many.mT @ (a.mT @ made_few.float()) / squares[small:, None]
-    few, made_few = few - (many @ turn).double(), made_few - (made @ turn).double()
-    own = own_directions(made_few)
-    few, made_few, turn = (few @ own).float(), (made_few @ own).float(), turn @ own.float()
+    many = vectors[:, small:]
+    few, made_few, turn = (part.to(a) for part in turned(a, vectors[:, :small], many, squares[small:]))
+    made = a @ many
     v = torch.cat([few, torch.addmm(many, few, turn.mT)], 1)
     parts = orthonormal(torch.cat([made_few, torch.addmm(made, made_few, turn.mT)], 1))
     return (*parts, v) if parts else None
+
+
+def turned(a: Tensor, few: Tensor, many: Tensor, squares: Tensor) -> Parts:
+    """Few right singular vectors V, turned away from many others, A V, and the turn, in float64.
+
+    It is right to first order. They are told apart by themselves then. The squares are those of the singular
+    values of the others.
+    """
+    few = few.double()
+    made = a.double() @ few
+    turn = many.mT @ (a.mT @ made.to(a)) / squares[:, None]
+    change = many @ turn
+    few, made = few - change, made - a @ change
+    own = own_directions(made)
+    return few @ own, made @ own, turn.double() @ own
 
 
 def own_directions(a: Tensor) -> Tensor:
@@ -184,11 +260,11 @@ def orthonormal(b: Tensor) -> tuple[Tensor, Tensor] | None:
     B = Y S with Y^T Y = I + F has (B^T B)^1/2 = S + X with X_ij = s_i s_j F_ij / (s_i + s_j), and so the
     factor Y (I - C) with C_ij = F_ij s_i / (s_i + s_j), all but for the squares of F.
     """
-    s = torch.linalg.vector_norm(b, dim=0)
-    y = b / s
-    skew = gram(y)
-    skew.diagonal().sub_(1)
+    products = gram(b)
+    s = products.diagonal().sqrt()
+    skew = products / (s[:, None] * s)
+    skew.diagonal().zero_()
     if not skew.abs().amax() <= MOST_SKEW:
         return None
     skew *= s[:, None] / (s[:, None] + s)
-    return torch.addmm(y, y, skew, alpha=-1), s
+    return product(b, (torch.eye(len(s)).to(s) - skew) / s[:, None]), s

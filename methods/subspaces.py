@@ -93,8 +93,8 @@ def leading_parts(delta: Delta, tasks: Parameter(int), variant: Parameter(str), 
         return ()
     matrix = delta.flatten(1)
     u, s, v = largest_parts(matrix, max(min(matrix.shape) // tasks, int(variant == "rows")))
-    known = _known(s, delta)
-    return u[:, known], s[known], v[:, known]
+    count = int(_known(s, delta).sum())  # the first ones, since the largest come first
+    return u[:, :count], s[:count], v[:, :count]
 
 
 @factor()
@@ -111,9 +111,9 @@ def separated(*parts: Small) -> Return(Tensor, "param"):
 
 def _in_frames(left: Tensor, sizes: Tensor, right: Tensor) -> Tensor:
     """U S V^T, U and V being the frames nearest to the matrices on the left and right."""
-    (left, first), (right, second) = frame(left), frame(right)
-    turned = right.mT if second is None else second @ right.mT
-    return left * sizes @ turned if first is None else left @ (first * sizes @ turned)
+    if len(left) < len(right):
+        return _in_frames(right, sizes, left).mT
+    return frame(left).times((frame(right).whole() * sizes).mT)
 
 
 @merge_method(register=False)

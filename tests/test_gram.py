@@ -9,7 +9,7 @@ from torch import Tensor
 import mecha_exp as m
 from mecha_exp.methods import gram
 
-SHAPES = [(320, 320), (700, 300), (300, 400), (2100, 260), (257, 1100)]
+SHAPES = [(320, 320), (700, 300), (300, 400), (2100, 260), (257, 1100), (530, 530), (1100, 515)]
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -41,9 +41,10 @@ def lacking(rows: int, columns: int, seed: int = 0, share: float = 0.02) -> Tens
 
 
 def repeated(rows: int, columns: int, seed: int = 0) -> Tensor:
-    """A third of the singular values are 4, as many 3, and as many 1."""
+    """A third of the singular values are 4, as many 3, and the others 1."""
     rank = min(rows, columns)
-    sizes = torch.tensor([4.0, 3.0, 1.0], dtype=torch.float64)[torch.arange(rank) * 3 // rank]
+    third = (torch.arange(rank) // (rank // 3)).clamp_max(2)
+    sizes = torch.tensor([4.0, 3.0, 1.0], dtype=torch.float64)[third]
     return of_sizes(rows, columns, sizes, seed)
 
 
@@ -194,7 +195,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(300, 300), (1040, 260), (300, 700)])
+@pytest.mark.parametrize("shape", [(300, 300), (1040, 260), (300, 700), (515, 1100)])
 @pytest.mark.parametrize("kind", ["noise", "spikes", "decaying", "half of the directions missing"])
 @pytest.mark.parametrize("method", FORMULAS)
 def test_merges_in_float32_are_those_of_float64_or_as_near_as_lapacks(method, kind, shape):
@@ -217,3 +218,14 @@ def test_strengths_of_a_sweep_share_what_is_decomposed_and_give_what_each_gives_
     for recipe, output in zip(recipes, made, strict=True):
         alone = m.merge(recipe)
         assert all(torch.equal(alone[key], output[key]) for key in models[0])
+
+
+@pytest.mark.parametrize("method", [m.iso_c, m.tsv_m])
+def test_workers_do_not_change_a_byte(method):
+    shapes = {"square": (530, 530), "wide": (520, 1100), "tall": (2100, 512), "spiked": (600, 600)}
+    kinds = {key: with_spikes if key == "spiked" else drawn for key in shapes}
+    models = [{key: kinds[key](*shape, seed).float() for key, shape in shapes.items()} for seed in range(4)]
+
+    one, *others = (m.merge(method(*models), threads=threads) for threads in (1, 2, 3, 2))
+
+    assert all(torch.equal(one[key], other[key]) for other in others for key in shapes)

@@ -7,6 +7,7 @@ from mecha_exp.architectures.views import viewed
 from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.engine.compiler.primitives.columns import products_of_columns
+from mecha_exp.engine.compiler.primitives.eigenvectors import Spectrum
 from mecha_exp.engine.compiler.primitives.rows import row_dot, row_length, row_norm, row_sum
 from mecha_exp.engine.compiler.primitives.runs import RunLoop
 from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks, whole_ranks
@@ -28,6 +29,7 @@ __all__ = [
     "Parameter",
     "Return",
     "RunLoop",
+    "Spectrum",
     "StateDict",
     "StateDictKeyError",
     "adapter_conversion",
