@@ -31,6 +31,9 @@ WORKERS_VARIABLE = "MECHA_EXP_BENCH_WORKERS"
 Work: TypeAlias = Callable[[], object]
 """What is measured."""
 
+GPU_TILE = 1 << 22
+"""The tile_size of engine=cuda."""
+
 POINTS = [0.3 + 0.1 * i for i in range(8)]
 
 
@@ -99,7 +102,7 @@ def with_data(method: str, inputs: list[str]) -> Any:
     return getattr(me, method)(*inputs[:-experts], statistics=files)
 
 
-def ours(case: str, output: Path, inputs: list[str]) -> Work:
+def ours(case: str, output: Path, inputs: list[str], device: str = "cpu") -> Work:
     """A case by mecha_exp."""
     import mecha_exp as me
     from mecha_exp.engine import EngineOptions, Job, merge_many
@@ -162,7 +165,8 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         recipe = recipes[case]() if name == case else by_name(name, inputs)
         jobs = [Job(recipe, output, durable=False, statistics=case == "statistics")]
     workers = os.environ.get(WORKERS_VARIABLE)
-    options = EngineOptions(workers=int(workers) if workers else None)
+    sizes = {} if device == "cpu" else {"tile_size": GPU_TILE}
+    options = EngineOptions(workers=int(workers) if workers else None, device=device, **sizes)
     return lambda: merge_many(jobs, options)
 
 

@@ -249,7 +249,7 @@ def test_so_it_does_with_files_that_a_config_knows(name, toys, monkeypatch):
 
 
 def check_on_a_device_that_lags_behind(recipe, monkeypatch):
-    monkeypatch.setattr("mecha_exp.engine.runtime.scheduler.own_stream", simulated_gpu.own_stream)
+    simulated_gpu.install(monkeypatch)
     merged = []
     for device in ("cpu", simulated_gpu.NAME):
         options = EngineOptions(fuse="never", tile_size=256, workers=1, on_nonfinite="keep")

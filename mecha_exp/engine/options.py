@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint import parse_dtype
-from mecha_exp.engine.devices import CPU, check_device
+from mecha_exp.engine.devices import CPU, check_device, default_workers
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.numbers import is_whole
-from mecha_exp.system.cores import available_cores
 
 ON_MISSING = ("error", "skip", "base")
 ON_EXTRA = ("skip", "error", "keep")
@@ -67,7 +66,7 @@ class EngineOptions:
         compute_dtype: the arithmetic, float32 or float64; `auto` is float64 at keys that are float64 in an
             input, and float32 at all others.
         device: where the arithmetic is done: cpu, cuda or cuda:1 and so on; see `devices`.
-        workers: threads; None is one for each core.
+        workers: threads; None is one for each core; on a GPU four to eight.
         fuse: whether passes are compiled into loops: `auto` where that takes less time than it saves,
             `always` or `never`. The bytes are the same.
         tile_size: elements that pass through an elementwise chain at a time.
@@ -162,7 +161,7 @@ class EngineOptions:
     @property
     def threads(self) -> int:
         """How many workers run."""
-        return self.workers or available_cores()
+        return self.workers or default_workers(self.device)
 
 
 def _require_positive(name: str, value: object) -> None:

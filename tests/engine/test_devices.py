@@ -52,7 +52,7 @@ def test_the_way_of_a_device_gives_the_bytes_of_the_cpu(models):
 
 
 def test_statistics_are_the_same_on_a_device_that_lags_behind(models, monkeypatch):
-    monkeypatch.setattr("mecha_exp.engine.runtime.scheduler.own_stream", simulated_gpu.own_stream)
+    simulated_gpu.install(monkeypatch)
     job = Job(mx.slerp(*models(2), alpha=0.3), {}, statistics=True)
 
     plain, moved = (
