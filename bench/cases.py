@@ -31,9 +31,6 @@ WORKERS_VARIABLE = "MECHA_EXP_BENCH_WORKERS"
 Work: TypeAlias = Callable[[], object]
 """What is measured."""
 
-GPU_TILE = 1 << 22
-"""The tile_size of engine=cuda."""
-
 POINTS = [0.3 + 0.1 * i for i in range(8)]
 
 
@@ -165,8 +162,7 @@ def ours(case: str, output: Path, inputs: list[str], device: str = "cpu") -> Wor
         recipe = recipes[case]() if name == case else by_name(name, inputs)
         jobs = [Job(recipe, output, durable=False, statistics=case == "statistics")]
     workers = os.environ.get(WORKERS_VARIABLE)
-    sizes = {} if device == "cpu" else {"tile_size": GPU_TILE}
-    options = EngineOptions(workers=int(workers) if workers else None, device=device, **sizes)
+    options = EngineOptions(workers=int(workers) if workers else None, device=device)
     return lambda: merge_many(jobs, options)
 
 

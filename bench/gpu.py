@@ -4,10 +4,10 @@
     python -m bench.gpu --size small --rows ties   a quick look
 
 The inputs lie on the memory disk. The link is what moving the bytes alone takes: the inputs go to the device
-while the output comes back, pinned, without files. The way is the same with files: as many threads as the engine
-has read the inputs, copy them to the device, copy a tile back and write it, and nothing is computed. A row is
-the median of its runs in one process, after one run on small models. The error is the largest difference to
-the CPU's output over the largest entry of its tensor; equal bytes over runs are checked.
+while the output comes back, pinned, without files. The way is the same with files: as many threads as the
+engine has read the inputs, copy them to the device, copy a tile back and write it, and nothing is computed. A
+row is the median of its runs in one process, after one run on small models. The error is the largest
+difference to the CPU's output over the largest entry of its tensor; equal bytes over runs are checked.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MOST_SKEW = 3e-3
 BLURRED = 4e-2
 """Beside the largest: vectors of smaller eigenvalues are turned away from the others."""
 MOST_STEPS = 16
-"""Of `iterated_root`, so that directions that float32 hardly tells from none are left to eigenvectors."""
+"""After so many, `iterated_root` leaves directions that float32 hardly tells from none to eigenvectors."""
 CONVERGED = 1e-9
 """The change of a step after which one more would change nothing that float32 sees."""
 WINDOW = 32
@@ -147,7 +147,7 @@ def long_parts(matrix: Tensor, count: int | None = None) -> Parts:
 def iterated_root(square: Tensor) -> Tensor | None:
     """The inverse root of a positive matrix by products alone; None if eigenvalues differ too much for that.
 
-    Newton's iteration for the sign in its coupled form: Y and Z become the root of the matrix and its inverse.
+    Newton's iteration for the sign in its coupled form: Y and Z become its root and the inverse root.
     An eigenvalue of x of the largest takes about log(1 / x) / log(9 / 4) steps, and four more.
     Source: Higham 2008, Functions of Matrices, equation 6.35.
     """

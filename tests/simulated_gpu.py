@@ -92,7 +92,7 @@ class Stream(TorchDispatchMode):
 def own_stream(name: str) -> Iterator[None]:
     """In the place of `devices.own_stream`."""
     with Stream() as stream:
-        yield lambda pause: stream.wait()
+        yield stream.wait
 
 
 def install(monkeypatch: Any) -> None:

@@ -1,7 +1,6 @@
 """The engine on another device runs the same program; what needs a GPU is skipped where there is none."""
 
-import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import simulated_gpu
@@ -11,9 +10,8 @@ from state_dicts import contents, floating
 import mecha_exp as mx
 from mecha_exp import ConfigError, EngineOptions, Job, merge_many
 from mecha_exp.checkpoint.model import Checkpoint
-from mecha_exp.engine.devices import check_device, default_workers, explained
-from mecha_exp.engine.runtime.residence import Residence
-from mecha_exp.engine.runtime.turns import Turns
+from mecha_exp.engine.devices import check_device, default_tile, default_workers, explained
+from mecha_exp.engine.residence import Residence
 
 cuda = pytest.mark.cuda
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -131,6 +129,15 @@ def test_a_gpu_has_four_to_eight_workers(monkeypatch):
         assert (default_workers("cuda:1"), default_workers("cpu")) == (workers, cores)
 
 
+def test_the_tiles_of_a_gpu_go_by_its_memory_and_not_by_what_is_free(monkeypatch):
+    for gigabytes, tile in ((4, 1 << 20), (8, 1 << 21), (24, 1 << 23), (80, 1 << 24)):
+        gpu = SimpleNamespace(total_memory=gigabytes * 10**9)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
+        assert default_tile("cuda") == tile
+    assert EngineOptions().tile_elements == default_tile("cpu") == 1 << 19
+    assert EngineOptions(tile_size=4096).tile_elements == 4096
+
+
 def test_what_does_not_fit_is_not_kept():
     residence = Residence("cpu")
     residence._room = 100
@@ -151,29 +158,6 @@ def test_too_little_memory_on_a_gpu_says_what_helps():
     )
     other = ValueError("other")
     assert explained(other, "cuda") is other
-
-
-def test_one_worker_at_a_time_has_the_turn_and_gives_it_away_where_it_waits():
-    turns, order, waits = Turns("cuda"), [], threading.Event()
-
-    def second():
-        with turns.taken():
-            order.append("second")
-            waits.set()
-
-    with turns.taken():
-        thread = threading.Thread(target=second)
-        thread.start()
-        time.sleep(0.05)
-        order.append("first")
-        with turns.paused():
-            assert waits.wait(20)
-        order.append("first again")
-    thread.join()
-
-    assert order == ["first", "second", "first again"]
-    with Turns("cpu").taken(), Turns("cpu").paused():
-        pass
 
 
 @cuda

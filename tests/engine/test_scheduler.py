@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 
 from mecha_exp import EngineOptions, Job, Parameter, Return, merge_many, merge_method
 from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler
-from mecha_exp.engine.runtime.turns import Turns
 
 SECONDS = 20
 
@@ -28,7 +27,7 @@ def run(*tasks, workers=2, budget=10):
     """The names of tasks in the order in which they ended."""
     done = []
     options = EngineOptions(workers=workers, memory_budget=budget)
-    Scheduler(iter(tasks), iter(()), options, Turns("cpu"), done.extend).run()
+    Scheduler(iter(tasks), iter(()), options, done.extend).run()
     return done
 
 

@@ -138,5 +138,5 @@ def test_a_gpu_has_the_next_model_before_it_is_asked_for_and_nearly_the_answers_
             copying.wait()
             assert len(copying._next) == len(weights)  # so that nothing is copied when it is measured
             copies = {key: copying._next[tensor].tensor for key, tensor in models[number + 1].items()}
-            moved = copying.moved(models[number + 1], {key: torch.float32 for key in weights})
+            moved = copying.moved(models[number + 1], dict.fromkeys(weights, torch.float32))
             assert all(moved[key] is copies[key] for key in copies)

@@ -301,9 +301,9 @@ def add_sums(added: Sequence[tuple[Sums, Sequence[torch.Tensor]]], start: int) -
         for row in range(0, len(starts), together):
             first = starts[row]
             blocks = slice(first, first + starts.step * together)
-            terms = torch.stack([term[blocks] for term, _ in alike])
-            count = -(-terms.shape[1] // starts.step)
-            sums = lane_sums(terms.reshape(len(alike) * count, -1)).reshape(len(alike), count)
+            stacked = torch.stack([term[blocks] for term, _ in alike])
+            count = -(-stacked.shape[1] // starts.step)
+            sums = lane_sums(stacked.reshape(len(alike) * count, -1)).reshape(len(alike), count)
             for (_, column), totals in zip(alike, sums, strict=True):
                 column[row : row + count] = totals
 

@@ -38,7 +38,7 @@ class Scratch:
 
     def __init__(self, device: str = CPU, wait: Callable[[], None] = lambda: None) -> None:
         self._pinned = is_cuda(device)
-        self.wait = wait
+        self._wait = wait
         self._later: list[Callable[[], None]] = []
         self._memory: dict[tuple[object, torch.dtype], Buffer] = {}
         self._buffers: dict[tuple[object, torch.dtype], Buffer] = {}
@@ -60,7 +60,7 @@ class Scratch:
 
     def settle(self) -> None:
         """End a step."""
-        self.wait()
+        self._wait()
         while self._later:
             self._later.pop(0)()
 

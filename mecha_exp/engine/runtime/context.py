@@ -10,9 +10,8 @@ import torch
 
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
+from mecha_exp.engine.residence import Residence
 from mecha_exp.engine.runtime.kernels import Kernels
-from mecha_exp.engine.runtime.residence import Residence
-from mecha_exp.engine.runtime.turns import Turns
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.spill import Spill
 from mecha_exp.graph.nodes import ModelNode, Node
@@ -66,7 +65,6 @@ class MergeContext:
         model_values: the numbers of the whole model that have been found.
         factors: those that the trips have found, by what `ComputeKey` names them.
         residence: what passes over a key have left on the device for those after them.
-        turns: who may ask the device for work.
     """
 
     plan: Plan
@@ -76,5 +74,4 @@ class MergeContext:
     kernels: Kernels
     factors: Spill
     residence: Residence
-    turns: Turns
     model_values: dict[Node, torch.Tensor] = field(default_factory=dict)

@@ -13,15 +13,14 @@ from collections.abc import Iterable, Iterator
 from mecha_exp.engine.compiler.jit import compile_ahead
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
+from mecha_exp.engine.residence import Residence
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats, Progress
 from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.runtime.key_tasks import tasks_of
 from mecha_exp.engine.runtime.model_values import find_model_values
-from mecha_exp.engine.runtime.residence import Residence
 from mecha_exp.engine.runtime.resumption import Resumption
 from mecha_exp.engine.runtime.scheduler import Scheduler
 from mecha_exp.engine.runtime.small_keys import small_tasks
-from mecha_exp.engine.runtime.turns import Turns
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.spill import Spill
 
@@ -34,9 +33,8 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         CheckpointError: reading or writing failed.
     """
     with Spill() as factors:
-        device = plan.options.device
-        shared = factors, Residence(device), Turns(device)
-        context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan), *shared)
+        residence = Residence(plan.options.device)
+        context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan), factors, residence)
         _execute(context, Resumption(sinks, context.stats, progress))
     for source in plan.sources.values():
         source.check_unchanged()
@@ -58,7 +56,7 @@ def _execute(context: MergeContext, resumption: Resumption) -> None:
     large = (task for key in _largest_first(plan, keys(small=False)) for task in tasks_of(key, context))
     _expect(plan, resumption)
     small = small_tasks(keys(small=True), context)
-    Scheduler(large, small, plan.options, context.turns, resumption.finish).run()
+    Scheduler(large, small, plan.options, resumption.finish).run()
 
 
 def _largest_first(plan: Plan, keys: Iterable[KeyPlan]) -> list[KeyPlan]:

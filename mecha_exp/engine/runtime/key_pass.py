@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from mecha_exp.checkpoint import round_to, torch_dtype
-from mecha_exp.engine.devices import CPU, Pause
+from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.interpreter import accumulate, check_count, evaluate
 from mecha_exp.engine.ir.order_statistic import Span
@@ -81,7 +80,6 @@ class KeyPass:
         self._launch = stream_launch(context, key.key, self._call) if self._call else None
         self._length = self._tile_length()
         self._place = (key.key, part.expert)
-        self._pause: Pause = nullcontext if self._device == CPU else context.turns.paused
         self._small = self._small_values()
         self._there = context.residence.of(self._place) if self._device != CPU else {}
         self._read_again = frozenset() if pass_.sampled else read_again
@@ -107,7 +105,7 @@ class KeyPass:
         block = self.block
         if self._columns > WIDE_COLUMNS:
             return block
-        size = self._plan.options.tile_size
+        size = self._plan.options.tile_elements
         if self._launch:
             size = min(size, STREAMED_TILE)
         elif self._pass.by_rows and self._device == CPU:
@@ -202,7 +200,7 @@ class KeyPass:
             for node in nodes
             if node not in self._program.tile_calls
         }
-        self._check_all(leaves, tile, scratch)
+        self._check_all(leaves, tile)
 
         def flat(node: MergeNode, result: torch.Tensor) -> torch.Tensor:
             check_count(node, result, tile, node.method.kind.value)
@@ -261,8 +259,7 @@ class KeyPass:
         size, source, begin = buffer.tensor.element_size(), self._plan.sources[model], 0
         for start, stop in self._places(tile):
             end = begin + (stop - start) * size
-            with self._pause():
-                source.read_bytes_into(tile.key, (tile.offset + start) * size, buffer.view[begin:end])
+            source.read_bytes_into(tile.key, (tile.offset + start) * size, buffer.view[begin:end])
             begin = end
         return buffer
 
@@ -270,9 +267,9 @@ class KeyPass:
         """The elements of the key that a tile has; a sample has many ranges."""
         return self._spans if self._pass.sampled else [(tile.start, tile.stop)]
 
-    def _check_all(self, leaves: Mapping[Node, torch.Tensor], tile: Tile, scratch: Scratch) -> None:
+    def _check_all(self, leaves: Mapping[Node, torch.Tensor], tile: Tile) -> None:
         models = [node for node in leaves if isinstance(node, ModelNode)] if self._checked else []
-        peaks = peaks_of([leaves[node] for node in models], scratch)
+        peaks = peaks_of([leaves[node] for node in models])
         for node, peak in zip(models, peaks, strict=True):
             self._check(node, leaves[node], peak, tile)
 
@@ -297,7 +294,7 @@ class KeyPass:
         """Round the values of a tile and write them; a loop leaves out values that no output receives."""
         if peak is None:
             assert values is not None
-            (peak,) = peaks_of([values], scratch)
+            (peak,) = peaks_of([values])
         for output in outputs:
             dtype = torch_dtype(output.dtype)
             fits, is_kept = peak < overflows_from(dtype, self._dtype), self._plan.keeps(output)
@@ -309,13 +306,11 @@ class KeyPass:
             if dtype is not values.dtype or self._device != CPU:
                 rounded = values if _in_one_step(values, dtype, self._device) else round_to(values, dtype)
                 stored = scratch.take("written", dtype, values.numel()).tensor
-                stored.copy_(rounded, non_blocking=self._device != CPU)
-                scratch.wait()
+                stored.copy_(rounded)
             if not fits:
                 self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
             if is_kept:
-                with self._pause():
-                    self._context.sinks[output.job].write(tile.key, tile.offset + tile.start, stored)
+                self._context.sinks[output.job].write(tile.key, tile.offset + tile.start, stored)
 
     def _exact(self, node: Node, values: torch.Tensor, tile: Tile, scratch: Scratch) -> torch.Tensor:
         """The values before they were rounded, where the rounding may hide an overflow."""
@@ -345,11 +340,9 @@ def _in_one_step(values: torch.Tensor, dtype: torch.dtype, device: str) -> bool:
     return device == CPU and (values.dtype is not torch.float64 or dtype is torch.float32)
 
 
-def peaks_of(tensors: Sequence[torch.Tensor], scratch: Scratch) -> list[float]:
+def peaks_of(tensors: Sequence[torch.Tensor]) -> list[float]:
     """The largest magnitude in each tensor, or NaN if there is one; a device is waited for once."""
     if not tensors:
         return []
-    ends = torch.stack([end for values in tensors for end in torch.aminmax(values)])
-    scratch.wait()
-    found = ends.cpu().tolist()
+    found = torch.stack([end for values in tensors for end in torch.aminmax(values)]).cpu().tolist()
     return [max(-low, high) if low == low else low for low, high in zip(found[::2], found[1::2], strict=True)]

@@ -71,10 +71,9 @@ class CopyKey(KeyTask):
             if count <= 0:
                 continue
             buffer = scratch.take("copied" if first is None else "compared", torch.uint8, count)
-            with self._context.turns.paused():
-                self._context.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
-                for sink in self._sinks[model]:
-                    sink.write_bytes(self._key, start, buffer.view)
+            self._context.plan.sources[model].read_bytes_into(self._key, start, buffer.view)
+            for sink in self._sinks[model]:
+                sink.write_bytes(self._key, start, buffer.view)
             self._context.progress(self._key, count)
             if first is None:
                 first = buffer.tensor
@@ -200,14 +199,12 @@ class ComputeKey(KeyTask):
         """A small value, a factor, or a method of whole tensors."""
         extent = self._program.extents[node]
         if isinstance(node, DeferredCall):
-            with self._context.turns.paused():
-                result = node.owner.whole(node, self._key.key, self._key.shape, expert=self._tile.expert)
+            result = node.owner.whole(node, self._key.key, self._key.shape, expert=self._tile.expert)
         elif extent is Extent.FACTOR:
             factor: torch.Tensor = self._factor(node)
             return factor
         else:
-            with self._context.turns.paused():
-                result = self._program.calls[node](self._arguments(node), self._tile)
+            result = self._program.calls[node](self._arguments(node), self._tile)
         if extent is Extent.SMALL:
             return result.to(CPU, torch.float64)
         if tuple(result.shape) != self._tile.shape:
@@ -219,8 +216,7 @@ class ComputeKey(KeyTask):
         name = (node, self._dtype, self._tile.name, self._tile.expert)
         factor = self._context.factors.find(name)
         if factor is None:
-            with self._context.turns.paused():
-                found = self._program.calls[node].factor(self._arguments(node), self._tile)
+            found = self._program.calls[node].factor(self._arguments(node), self._tile)
             factor = moved(found, CPU) if self.is_of_trip else found
             if self.is_of_trip:
                 self._context.factors.keep(name, factor)

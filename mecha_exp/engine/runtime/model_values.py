@@ -88,8 +88,7 @@ class _TripRun:
                 if key.structure.is_small is small:
                     yield _CountedKey(key, context, shared, self._states, self._totals, spans)
 
-        options, turns = context.plan.options, context.turns
-        Scheduler(runs(small=False), runs(small=True), options, turns, lambda key: None).run()
+        Scheduler(runs(small=False), runs(small=True), context.plan.options, lambda key: None).run()
         for node, accumulator in shared.items():
             self._states[node] = accumulator.conclude(self._calls[node].hyperparameters)
 

@@ -20,7 +20,6 @@ from mecha_exp.engine.devices import explained, own_stream
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.runtime.buffers import Scratch
-from mecha_exp.engine.runtime.turns import Turns
 
 TileTask: TypeAlias = Callable[[Scratch], None]
 """One tile of work, which a worker runs with its own buffers."""
@@ -60,7 +59,6 @@ class Scheduler:
         large, small: the keys, the small ones apart. Of the large ones the first that fits is taken: one that
             waits for memory holds up none behind it.
         options: the number of threads, the device, and the bytes of whole tensors that are there at once.
-        turns: who may ask the device for work.
         finished: called with the keys of each task that is done.
     """
 
@@ -69,12 +67,10 @@ class Scheduler:
         large: Iterator[KeyTask],
         small: Iterator[KeyTask],
         options: EngineOptions,
-        turns: Turns,
         finished: Callable[[Sequence[KeyPlan]], None],
     ) -> None:
         self._large, self._small = large, small
         self._finished = finished
-        self._turns = turns
         self._threads = options.threads
         self._budget = options.memory_budget
         self._device = options.device
@@ -123,7 +119,7 @@ class Scheduler:
     def _work_on(self) -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(), own_stream(self._device) as wait:
-            scratch = Scratch(self._device, partial(wait, self._turns.paused))
+            scratch = Scratch(self._device, wait)
             while True:
                 try:
                     task = self._take()  # it prepares the next key, which can fail as well
@@ -183,13 +179,12 @@ class Scheduler:
         )
 
     def _advance(self, task: KeyTask, scratch: Scratch) -> None:
-        with self._turns.taken():
-            tiles = task.advance()
-            while tiles is not None and len(tiles) == 1 and self._error is None:
-                tiles[0](scratch)  # it cannot be shared: no other worker is woken for small keys
-                scratch.settle()
-                tiles = task.advance()
+        tiles = task.advance()
+        while tiles is not None and len(tiles) == 1 and self._error is None:
+            tiles[0](scratch)  # it cannot be shared: no other worker is woken for small keys
             scratch.settle()
+            tiles = task.advance()
+        scratch.settle()
         if tiles is None:
             self._finished(task.keys)
         with self._changed:
@@ -205,9 +200,8 @@ class Scheduler:
                 self._changed.notify_all()
 
     def _run_tile(self, task: KeyTask, tile: TileTask, remaining: list[int], scratch: Scratch) -> None:
-        with self._turns.taken():
-            tile(scratch)
-            scratch.settle()
+        tile(scratch)
+        scratch.settle()
         with self._changed:
             remaining[0] -= 1
             last = remaining[0] == 0

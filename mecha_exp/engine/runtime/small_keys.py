@@ -65,7 +65,7 @@ class _Kinds:
     """The kinds of keys that can be computed together: those of one program and equal dtypes."""
 
     def __init__(self, context: MergeContext) -> None:
-        self.most = min(TOGETHER, context.plan.options.tile_size)
+        self.most = min(TOGETHER, context.plan.options.tile_elements)
         counts: Counter[Program] = Counter()
         for structure, count in context.plan.structures.items():
             if structure.program is not None:

@@ -15,7 +15,6 @@ from mecha_exp.engine.options import EngineOptions
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.method_api.state_dict import Tile
 
-
 SMALL_KEY = 1 << 14
 """The largest number of elements of a key that costs Python more than arithmetic.
 
