@@ -99,7 +99,7 @@ def with_data(method: str, inputs: list[str]) -> Any:
     return getattr(me, method)(*inputs[:-experts], statistics=files)
 
 
-def ours(case: str, output: Path, inputs: list[str]) -> Work:
+def ours(case: str, output: Path, inputs: list[str], device: str = "cpu") -> Work:
     """A case by mecha_exp."""
     import mecha_exp as me
     from mecha_exp.engine import EngineOptions, Job, merge_many
@@ -162,7 +162,7 @@ def ours(case: str, output: Path, inputs: list[str]) -> Work:
         recipe = recipes[case]() if name == case else by_name(name, inputs)
         jobs = [Job(recipe, output, durable=False, statistics=case == "statistics")]
     workers = os.environ.get(WORKERS_VARIABLE)
-    options = EngineOptions(workers=int(workers) if workers else None)
+    options = EngineOptions(workers=int(workers) if workers else None, device=device)
     return lambda: merge_many(jobs, options)
 
 

@@ -37,8 +37,13 @@ def uniform(
     `stream` keeps apart the draws of several models for one key. The experts of a stack share the sequence of
     their key: each begins where the one before it ends, as if the stack were one tensor.
     """
-    draws = uniforms(tile.key, tile.offset + tile.start, tile.offset + tile.stop, seed, stream)
-    return torch.from_numpy(draws).to(like)
+    start, stop = tile.offset + tile.start, tile.offset + tile.stop
+    if like.device.type == "cpu":
+        return torch.from_numpy(uniforms(tile.key, start, stop, seed, stream)).to(like)
+    first = start // 4
+    blocks = torch.arange(first, -(-stop // 4), device=like.device)
+    words = philox_on_device(blocks, stream, philox_key(tile.key, seed)).view(-1)
+    return (words[start - 4 * first : stop - 4 * first] >> 8).to(like) * 2**-24
 
 
 def uniforms(key: str, start: int, stop: int, seed: int, stream: int) -> NDArray[np.float32]:
@@ -71,3 +76,25 @@ def philox(blocks: NDArray[np.uint64], stream: int, key: tuple[int, int]) -> NDA
         )
         k0, k1 = (k0 + _KEY_STEPS[0]) & 0xFFFFFFFF, (k1 + _KEY_STEPS[1]) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+def philox_on_device(blocks: torch.Tensor, stream: int, key: tuple[int, int]) -> torch.Tensor:
+    """`philox` by torch, where the counters are: int64 numbers, since few devices have larger ones unsigned.
+
+    A product wraps to the same 64 bits; a shift brings copies of the sign, which are masked away.
+    """
+    low = int(_LOW)
+    m0, m1 = map(int, _MULTIPLIERS)
+    c0, c1 = blocks & low, blocks >> 32
+    c2, c3 = torch.full_like(blocks, stream), torch.zeros_like(blocks)
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0, product1 = m0 * c0, m1 * c2
+        c0, c1, c2, c3 = (
+            (product1 >> 32 & low) ^ c1 ^ k0,
+            product1 & low,
+            (product0 >> 32 & low) ^ c3 ^ k1,
+            product0 & low,
+        )
+        k0, k1 = (k0 + _KEY_STEPS[0]) & low, (k1 + _KEY_STEPS[1]) & low
+    return torch.stack([c0, c1, c2, c3], 1)

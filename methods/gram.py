@@ -2,7 +2,8 @@
 
 The eigenvalues of A^T A are the squares of A's singular values s, so float32 tells them apart less well. What
 this loses is corrected, and what cannot be corrected is left to float64 or LAPACK; so are float64 and small
-matrices. `python -m bench.polar` measures errors and time.
+matrices. A GPU takes as long for eigenvectors in float64 as in float32, so it always takes float64.
+`python -m bench.polar` measures errors and time.
 """
 
 from typing import NamedTuple
@@ -21,6 +22,10 @@ MOST_SKEW = 3e-3
 """Cosines between columns, up to which a correction may leave out their squares."""
 BLURRED = 4e-2
 """Beside the largest: vectors of smaller eigenvalues are turned away from the others."""
+MOST_STEPS = 16
+"""After so many, `iterated_root` leaves directions that float32 hardly tells from none to eigenvectors."""
+CONVERGED = 1e-9
+"""The change of a step after which one more would change nothing that float32 sees."""
 WINDOW = 32
 """So many vectors on each side of a cut are told apart in float64."""
 LANES = 16
@@ -80,6 +85,8 @@ def frame(matrix: Tensor) -> Polar:
     """The nearest matrix with orthonormal columns."""
     if found := polar_factor(matrix):
         return found[0]
+    if is_by_float64(matrix):
+        return Polar(matrix, exact_root(matrix))
     u, _, vh = singular_parts(matrix)
     return Polar(u, vh)
 
@@ -157,12 +164,28 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def exact_parts(matrix: Tensor, count: int | None = None) -> Parts:
     """U, S and V of the `count` largest singular values, or of all, by float64 or LAPACK."""
-    if is_long(matrix):
+    if is_long(matrix) or is_by_float64(matrix):
         return long_parts(matrix, count)
     u, s, vh = singular_parts(matrix)
     if count is None:
         return u, s, vh.mT
     return u[:, :count].clone(), s[:count], vh[:count].clone().mT  # or the others would stay in memory
+
+
+def is_by_float64(matrix: Tensor) -> bool:
+    """Whether eigenvectors in float64 cost no more than in float32: on a GPU."""
+    return matrix.is_cuda and matrix.dtype == torch.float32 and matrix.numel() > 0
+
+
+def exact_root(a: Tensor) -> Tensor:
+    """(A^T A)^-1/2 in float64 on the directions that float32 tells from none, and 0 on the others."""
+    square = gram(a.double())
+    if (root := iterated_root(square)) is not None:
+        return root.to(a)
+    squares, v = torch.linalg.eigh(square)
+    s = squares.clamp_min(0).sqrt()
+    known = s > s.max() * max(a.shape) * torch.finfo(a.dtype).eps
+    return (v * torch.where(known, 1 / s, 0) @ v.mT).to(a)
 
 
 def is_long(matrix: Tensor) -> bool:
@@ -194,9 +217,26 @@ def long_parts(matrix: Tensor, count: int | None = None) -> Parts:
     return u.to(matrix), s.to(matrix), v.to(matrix)
 
 
+def iterated_root(square: Tensor) -> Tensor | None:
+    """The inverse root of a positive matrix by products alone; None if eigenvalues differ too much for that.
+
+    Newton's iteration for the sign in its coupled form: Y and Z become its root and the inverse root.
+    An eigenvalue of x of the largest takes about log(1 / x) / log(9 / 4) steps, and four more.
+    Source: Higham 2008, Functions of Matrices, equation 6.35.
+    """
+    size = torch.linalg.matrix_norm(square)
+    y, z, one = square / size, torch.eye(len(square)).to(square), torch.eye(len(square)).to(square)
+    for _ in range(MOST_STEPS):
+        turn = 1.5 * one - 0.5 * z @ y
+        y, z = y @ turn, turn @ z
+        if float((turn - one).abs().amax()) < CONVERGED:
+            return z / size.sqrt()
+    return None
+
+
 def spectrum(matrix: Tensor) -> Spectrum | None:
     """The eigenvalues of A^T A, and its eigenvectors; None where it is not for this."""
-    if matrix.dtype != torch.float32 or not 256 <= matrix.shape[1] <= matrix.shape[0]:
+    if matrix.dtype != torch.float32 or not 256 <= matrix.shape[1] <= matrix.shape[0] or matrix.is_cuda:
         return None
     smallest, largest = matrix.aminmax()
     if not 1e-12 < max(-float(smallest), float(largest)) < 1e12:  # squares would be denormals, or not finite

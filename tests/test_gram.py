@@ -229,3 +229,30 @@ def test_workers_do_not_change_a_byte(method):
     one, *others = (m.merge(method(*models), threads=threads) for threads in (1, 2, 3, 2))
 
     assert all(torch.equal(one[key], other[key]) for other in others for key in shapes)
+
+
+@pytest.mark.parametrize("kind", [drawn, with_spikes, decaying, lacking])
+def test_what_a_gpu_does_in_float64_is_right_too(kind, monkeypatch):
+    monkeypatch.setattr(gram, "spectrum", lambda matrix: None)
+    monkeypatch.setattr(gram, "is_by_float64", lambda matrix: True)
+    a = kind(300, 200).float()
+    u, s, vh = torch.linalg.svd(a.double(), full_matrices=False)
+    known = s > s.max() * 300 * EPS
+    expected = u * known @ vh
+
+    factor, sizes = gram.polar_and_sizes(a)
+    torch.testing.assert_close(factor.double(), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(sizes.double(), s, atol=1e-5 * float(s[0]), rtol=0)
+    framed = gram.frame(a)
+    torch.testing.assert_close(framed.whole().double(), expected, atol=5e-5, rtol=0)
+    left, values, right = gram.largest_parts(a, 50)
+    torch.testing.assert_close(
+        (left * values @ right.mT).double(), u[:, :50] * s[:50] @ vh[:50], atol=1e-4, rtol=0
+    )
+
+
+def test_the_root_by_products_is_left_where_eigenvalues_differ_too_much():
+    even = gram.gram(drawn(900, 200))
+    root = gram.iterated_root(even)
+    torch.testing.assert_close(root @ even @ root, torch.eye(200).double(), atol=1e-9, rtol=0)
+    assert gram.iterated_root(gram.gram(decaying(900, 200, least=1e-3))) is None

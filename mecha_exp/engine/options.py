@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from mecha_exp.checkpoint import parse_dtype
-from mecha_exp.engine.devices import CPU, check_device
+from mecha_exp.engine.devices import CPU, check_device, default_tile, default_workers
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.numbers import is_whole
-from mecha_exp.system.cores import available_cores
 
 ON_MISSING = ("error", "skip", "base")
 ON_EXTRA = ("skip", "error", "keep")
@@ -67,10 +67,11 @@ class EngineOptions:
         compute_dtype: the arithmetic, float32 or float64; `auto` is float64 at keys that are float64 in an
             input, and float32 at all others.
         device: where the arithmetic is done: cpu, cuda or cuda:1 and so on; see `devices`.
-        workers: threads; None is one for each core.
+        workers: threads; None is one for each core; on a GPU four to eight.
         fuse: whether passes are compiled into loops: `auto` where that takes less time than it saves,
             `always` or `never`. The bytes are the same.
-        tile_size: elements that pass through an elementwise chain at a time.
+        tile_size: elements that pass through an elementwise chain at a time; None is 524,288, and on a GPU
+            as many as its memory is large for, see `tile_elements`.
         memory_budget: bytes that the tensors of whole-tensor methods may take at once, with those that
             methods read of other keys. A key for which these alone exceed it is made while no other is.
         on_missing: a key that one of the inputs lacks is an error, or left out of the output (`skip`), or
@@ -111,7 +112,7 @@ class EngineOptions:
     device: str = CPU
     workers: int | None = None
     fuse: str = "auto"
-    tile_size: int = 1 << 19
+    tile_size: int | None = None
     memory_budget: int = 2 << 30
     on_missing: str = "error"
     on_extra: str = "skip"
@@ -135,9 +136,8 @@ class EngineOptions:
         if self.compute_dtype not in (AUTO, torch.float32, torch.float64):
             raise ConfigError(f"compute_dtype: expected auto, float32 or float64, got {self.compute_dtype}")
         check_device(self.device)
-        for name in ("tile_size", "memory_budget"):
-            _require_positive(name, getattr(self, name))
-        for name in ("workers", "across", "task"):
+        _require_positive("memory_budget", self.memory_budget)
+        for name in ("workers", "across", "task", "tile_size"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
         if self.task is not None and self.task > (self.across or 0):
@@ -162,7 +162,12 @@ class EngineOptions:
     @property
     def threads(self) -> int:
         """How many workers run."""
-        return self.workers or available_cores()
+        return self.workers or default_workers(self.device)
+
+    @cached_property
+    def tile_elements(self) -> int:
+        """How many elements a tile has."""
+        return self.tile_size or default_tile(self.device)
 
 
 def _require_positive(name: str, value: object) -> None:

@@ -1,5 +1,7 @@
 """The engine on another device runs the same program; what needs a GPU is skipped where there is none."""
 
+from types import SimpleNamespace
+
 import pytest
 import simulated_gpu
 import torch
@@ -7,7 +9,9 @@ from state_dicts import contents, floating
 
 import mecha_exp as mx
 from mecha_exp import ConfigError, EngineOptions, Job, merge_many
-from mecha_exp.engine.devices import check_device
+from mecha_exp.checkpoint.model import Checkpoint
+from mecha_exp.engine.devices import check_device, default_tile, default_workers, explained
+from mecha_exp.engine.residence import Residence
 
 cuda = pytest.mark.cuda
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -37,9 +41,9 @@ def merged(paths, device):
     return [dict(sorted(job.output.items())) for job in jobs]
 
 
-def on(device, workers=None):
+def on(device, **settings):
     """On any device that torch has."""
-    options = EngineOptions(fuse="never", tile_size=4096, workers=workers)
+    options = EngineOptions(**{"fuse": "never", "tile_size": 4096, **settings})
     object.__setattr__(options, "device", device)
     return options
 
@@ -52,7 +56,7 @@ def test_the_way_of_a_device_gives_the_bytes_of_the_cpu(models):
 
 
 def test_statistics_are_the_same_on_a_device_that_lags_behind(models, monkeypatch):
-    monkeypatch.setattr("mecha_exp.engine.runtime.scheduler.own_stream", simulated_gpu.own_stream)
+    simulated_gpu.install(monkeypatch)
     job = Job(mx.slerp(*models(2), alpha=0.3), {}, statistics=True)
 
     plain, moved = (
@@ -88,6 +92,72 @@ def test_without_a_gpu_the_way_out_is_said(device):
 def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(ConfigError, match="expected 'cpu', 'cuda' or 'cuda:N', got"):
         check_device(device)
+
+
+def test_a_device_keeps_the_inputs_that_it_reads_again(models, monkeypatch):
+    simulated_gpu.install(monkeypatch)
+    paths = models(3, large=((301, 1000), torch.float16))
+    read = []
+    monkeypatch.setattr(Checkpoint, "read_bytes_into", counted(Checkpoint.read_bytes_into, read))
+    recipes = {
+        "of a key": mx.add_difference_ties(*paths, alpha=1.0, k=0.3),
+        "of the model": mx.ties(*paths, density=0.3, trim="global"),
+    }
+    options = on(simulated_gpu.NAME, workers=1, tile_size=1 << 17, compute_dtype="float32")
+    for recipe in recipes.values():
+        read.clear()
+        merge_many([Job(recipe, {})], options)
+        large = [nbytes for key, nbytes in read if key == "large"]
+
+        samples_too = 2 * 3 * 301 * 1000 * 2
+        assert 3 * 301 * 1000 * 2 <= sum(large) < samples_too
+
+
+def counted(read, seen):
+    """Reads, and notes the key and the bytes."""
+
+    def read_bytes_into(self, key, start, view):
+        seen.append((key, len(view)))
+        read(self, key, start, view)
+
+    return read_bytes_into
+
+
+def test_a_gpu_has_four_to_eight_workers(monkeypatch):
+    for cores, workers in ((2, 4), (6, 6), (64, 8)):
+        monkeypatch.setattr("mecha_exp.engine.devices.available_cores", lambda cores=cores: cores)
+        assert (default_workers("cuda:1"), default_workers("cpu")) == (workers, cores)
+
+
+def test_the_tiles_of_a_gpu_go_by_its_memory_and_not_by_what_is_free(monkeypatch):
+    for gigabytes, tile in ((4, 1 << 20), (8, 1 << 21), (24, 1 << 23), (80, 1 << 24)):
+        gpu = SimpleNamespace(total_memory=gigabytes * 10**9)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
+        assert default_tile("cuda") == tile
+    assert EngineOptions().tile_elements == default_tile("cpu") == 1 << 19
+    assert EngineOptions(tile_size=4096).tile_elements == 4096
+
+
+def test_what_does_not_fit_is_not_kept():
+    residence = Residence("cpu")
+    residence._room = 100
+    first, second = torch.zeros(20), torch.zeros(20)
+    residence.keep("key", ("a",), first)
+    residence.keep("key", ("b",), second)
+    assert list(residence.of("key")) == [("a",)]
+
+    residence.drop("key")
+    residence.keep("other", ("b",), second)
+    assert (residence.of("key"), list(residence.of("other"))) == ({}, [("b",)])
+
+
+def test_too_little_memory_on_a_gpu_says_what_helps():
+    error = explained(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee ..."), "cuda")
+    assert str(error).startswith(
+        "cuda has too little memory: CUDA out of memory. Tried to allocate 2 GiB. Use "
+    )
+    other = ValueError("other")
+    assert explained(other, "cuda") is other
 
 
 @cuda

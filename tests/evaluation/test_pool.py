@@ -227,3 +227,33 @@ def test_workers_that_have_begun_measure_the_models_that_come_later(plugin: str,
     assert len(begun) == 2
     assert read.measure(MODEL, Context("a"))["process"] in begun
     close_pools()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_worker_measures_on_its_gpu(tmp_path):
+    path = tmp_path / "on_gpu.py"
+    path.write_text(ON_GPU)
+    load_plugins([str(path)])
+    scoring = read_scoring({"name": "test_pool_on_gpu", "devices": ["cuda:0", "cuda:0"]}, SHAPES, [str(path)])
+
+    started = [
+        scoring.start(scoring.evaluations[0], {"w": factor * MODEL["w"]}, Context(str(factor)))
+        for factor in (1, 2, 3)
+    ]
+
+    assert [future.result(timeout=120).metrics["sum"] for future in started] == [6.0, 12.0, 18.0]
+    close_pools()
+
+
+ON_GPU = """
+import torch
+from mecha_exp import evaluator
+from mecha_exp.evaluators.common.devices import chosen_device
+
+@evaluator("test_pool_on_gpu", metric="sum")
+def on_gpu(state_dict, *, device: str = "auto"):
+    place = chosen_device(device)
+    assert place.type == "cuda" and torch.cuda.device_count() == 1
+    return {"sum": float(state_dict["w"].to(place).sum())}
+"""

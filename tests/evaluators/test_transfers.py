@@ -119,3 +119,24 @@ def test_a_model_of_other_keys_is_not_expected(transfers):
 
 def test_a_device_has_one_set_of_copies(transfers):
     assert transfers_to(torch.device(GPU)) is transfers
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_has_the_next_model_before_it_is_asked_for_and_nearly_the_answers_of_the_cpu(monkeypatch):
+    _slot.cache_clear()
+    device = torch.device("cuda:0")
+    copying = Transfers(device)
+    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {device: copying})
+    models = [model(seed) for seed in range(4)]
+
+    for number, weights in enumerate(models):
+        there = answers(weights, "cuda:0")
+        torch.testing.assert_close(there, answers(weights, "cpu"))
+        if number + 1 < len(models):
+            expect(models[number + 1])
+            copying.wait()
+            assert len(copying._next) == len(weights)  # so that nothing is copied when it is measured
+            copies = {key: copying._next[tensor].tensor for key, tensor in models[number + 1].items()}
+            moved = copying.moved(models[number + 1], dict.fromkeys(weights, torch.float32))
+            assert all(moved[key] is copies[key] for key in copies)

@@ -32,7 +32,7 @@ from mecha_exp.method_api.method import Kind, Reduction
 from mecha_exp.method_api.state_dict import Tile
 
 _MOST_TERMS = 1 << 18
-"""Terms that wait to be added up together, 2 MB of them."""
+"""Terms on a CPU that wait to be added up together, 2 MB of them."""
 
 TileCall: TypeAlias = Callable[[Mapping[Node, Any], Tile], torch.Tensor]
 """Computes the result of an elementwise call for a tile from the values of its arguments."""
@@ -91,7 +91,7 @@ def accumulate(
                 sums.append((accumulator, results))
             else:
                 accumulator.add(start, results)
-        if entries * sum(len(terms) for _, terms in sums) > _MOST_TERMS:
+        if results[0].device.type == "cpu" and entries * sum(len(terms) for _, terms in sums) > _MOST_TERMS:
             add_sums(sums, tile.start)
             sums.clear()
     if sums:

@@ -30,6 +30,7 @@ RUN = 1 << 10
 DIGIT_BITS = 16
 """The bits of the entry that a further pass finds, where a bracket has too many entries to collect."""
 
+_INSIDE = 2  # what `split` finds between the ends of a bracket
 _PARTS = 64  # of a sample
 _SURE = 3.0  # standard deviations between the guess and the end of the bracket
 _MOST = 1 << 22  # entries that are collected, at most
@@ -214,6 +215,17 @@ def partition(keys: Keys, bracket: Bracket) -> tuple[int, int, int, int, Keys]:
     )
     below = int(np.count_nonzero(keys < bracket.low))
     return below, no_numbers, at_low, at_high if bracket.high > bracket.low else 0, inside
+
+
+def split(keys: torch.Tensor, bracket: Bracket) -> tuple[int, int, int, int, Keys]:
+    """`partition` by torch, on the device where the keys are; few of them leave it."""
+    low, high = bracket
+    after_low, after_high = low + 1, high + 1 if high > low else low + 1
+    ends = [low, after_low, max(high, after_low), after_high, torch.iinfo(keys.dtype).max]
+    place = torch.bucketize(keys, torch.tensor(ends, dtype=keys.dtype).to(keys.device), right=True)
+    counts = (place == torch.arange(len(ends) + 1, device=keys.device)[:, None]).sum(1)
+    below, at_low, _, at_high, _, no_numbers = counts.cpu().tolist()
+    return below, no_numbers, at_low, at_high, keys[place == _INSIDE].cpu().numpy()
 
 
 def as_state(result: int | Bracket, dtype: torch.dtype) -> torch.Tensor:

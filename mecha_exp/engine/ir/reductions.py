@@ -29,6 +29,7 @@ from mecha_exp.engine.ir.order_statistic import (
     partition,
     passes_needed,
     sort_key,
+    split,
 )
 from mecha_exp.graph.nodes import MergeNode
 from mecha_exp.method_api.method import Reduction
@@ -175,7 +176,9 @@ class Ranked(Accumulator):
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (values,) = results
-        self.collect(*partition(sort_key(values.to(self._dtype)).cpu().numpy(), self.bracket))
+        keys = sort_key(values.to(self._dtype))
+        on_cpu = keys.device.type == "cpu"
+        self.collect(*(partition(keys.numpy(), self.bracket) if on_cpu else split(keys, self.bracket)))
 
     def collect(self, below: int, no_numbers: int, at_low: int, at_high: int, keys: Keys) -> None:
         """Add a tile's counts and the elements inside the bracket; see `Candidates.add`."""
@@ -294,11 +297,21 @@ def add_sums(added: Sequence[tuple[Sums, Sequence[torch.Tensor]]], start: int) -
             columns.setdefault(term.dtype, []).append((term, rows[:, number]))
     for alike in columns.values():
         starts = added[0][0].block_starts(len(alike[0][0]))
-        for row, first in enumerate(starts):
-            block = slice(first, first + starts.step)
-            sums = lane_sums(torch.stack([term[block] for term, _ in alike]))
-            for (_, column), total in zip(alike, sums, strict=True):
-                column[row] = total
+        together = _blocks_together(alike[0][0], starts)
+        for row in range(0, len(starts), together):
+            first = starts[row]
+            blocks = slice(first, first + starts.step * together)
+            stacked = torch.stack([term[blocks] for term, _ in alike])
+            count = -(-stacked.shape[1] // starts.step)
+            sums = lane_sums(stacked.reshape(len(alike) * count, -1)).reshape(len(alike), count)
+            for (_, column), totals in zip(alike, sums, strict=True):
+                column[row : row + count] = totals
+
+
+def _blocks_together(terms: torch.Tensor, starts: range) -> int:
+    """How many blocks are added up at a time: on a GPU all that are whole, so that calls are few."""
+    on_cpu = terms.device.type == "cpu"  # where the terms of one block stay in the cache
+    return 1 if on_cpu else max(1, len(terms) // starts.step)
 
 
 def lane_sums(terms: torch.Tensor) -> np.ndarray:

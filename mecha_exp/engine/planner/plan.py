@@ -203,7 +203,7 @@ class Plan:
         of_key = self.whole_bytes
         several = min(self.options.threads * of_key, self.options.memory_budget)
         whole = max(several, of_key)  # a key that exceeds the budget is made alone
-        return self.options.threads * self.options.tile_size * tiles + whole
+        return self.options.threads * self.options.tile_elements * tiles + whole
 
     @property
     def whole_bytes(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from mecha_exp.engine.devices import CPU, wants_pinned
+from mecha_exp.engine.devices import CPU, is_cuda
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,17 @@ class Buffer:
 
 
 class Scratch:
-    """The buffers of one worker, by name and dtype; each tile overwrites the one before it."""
+    """The buffers of one worker, by name and dtype; each tile overwrites the one before it.
 
-    def __init__(self, device: str = CPU) -> None:
-        self._pinned = wants_pinned(device)
+    Args:
+        device: where the tiles go.
+        wait: waits for the device, which may still read from the buffers or write to them.
+    """
+
+    def __init__(self, device: str = CPU, wait: Callable[[], None] = lambda: None) -> None:
+        self._pinned = is_cuda(device)
+        self._wait = wait
+        self._later: list[Callable[[], None]] = []
         self._memory: dict[tuple[object, torch.dtype], Buffer] = {}
         self._buffers: dict[tuple[object, torch.dtype], Buffer] = {}
 
@@ -45,6 +53,16 @@ class Scratch:
                 self._memory[name, dtype] = memory
             buffer = self._buffers[name, dtype] = memory.first(count)
         return buffer
+
+    def after(self, action: Callable[[], None]) -> None:
+        """Do something once the device has done this step."""
+        self._later.append(action)
+
+    def settle(self) -> None:
+        """End a step."""
+        self._wait()
+        while self._later:
+            self._later.pop(0)()
 
 
 def widen(stored: torch.Tensor, out: torch.Tensor) -> None:

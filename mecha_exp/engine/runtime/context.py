@@ -10,6 +10,7 @@ import torch
 
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
+from mecha_exp.engine.residence import Residence
 from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.spill import Spill
@@ -63,6 +64,7 @@ class MergeContext:
     Attributes:
         model_values: the numbers of the whole model that have been found.
         factors: those that the trips have found, by what `ComputeKey` names them.
+        residence: what passes over a key have left on the device for those after them.
     """
 
     plan: Plan
@@ -71,4 +73,5 @@ class MergeContext:
     progress: Progress
     kernels: Kernels
     factors: Spill
+    residence: Residence
     model_values: dict[Node, torch.Tensor] = field(default_factory=dict)

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from mecha_exp.engine.compiler.jit import compile_ahead
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
+from mecha_exp.engine.residence import Residence
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats, Progress
 from mecha_exp.engine.runtime.kernels import Kernels
 from mecha_exp.engine.runtime.key_tasks import tasks_of
 from mecha_exp.engine.runtime.model_values import find_model_values
 from mecha_exp.engine.runtime.resumption import Resumption
-from mecha_exp.engine.runtime.scheduler import Scheduler, is_small
+from mecha_exp.engine.runtime.scheduler import Scheduler
 from mecha_exp.engine.runtime.small_keys import small_tasks
 from mecha_exp.engine.sinks import Sink
 from mecha_exp.engine.spill import Spill
@@ -32,7 +33,8 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         CheckpointError: reading or writing failed.
     """
     with Spill() as factors:
-        context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan), factors)
+        residence = Residence(plan.options.device)
+        context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan), factors, residence)
         _execute(context, Resumption(sinks, context.stats, progress))
     for source in plan.sources.values():
         source.check_unchanged()
@@ -48,12 +50,13 @@ def _execute(context: MergeContext, resumption: Resumption) -> None:
     used = [structure for structure in plan.structures if structure.is_used]
 
     def keys(small: bool) -> Iterator[KeyPlan]:
-        wanted = {structure for structure in used if is_small(structure) is small}
+        wanted = {structure for structure in used if structure.is_small is small}
         return (key for key in plan.keys if key.structure in wanted and not resumption.skips(key))
 
     large = (task for key in _largest_first(plan, keys(small=False)) for task in tasks_of(key, context))
     _expect(plan, resumption)
-    Scheduler(large, small_tasks(keys(small=True), context), plan.options, resumption.finish).run()
+    small = small_tasks(keys(small=True), context)
+    Scheduler(large, small, plan.options, resumption.finish).run()
 
 
 def _largest_first(plan: Plan, keys: Iterable[KeyPlan]) -> list[KeyPlan]:

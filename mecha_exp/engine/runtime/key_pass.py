@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -51,6 +52,7 @@ class KeyPass:
         values: the values of the program so far, by node; the pass fills in those that it keeps whole.
         accumulators: those of the reductions of the pass, which it adds to.
         spans: the parts of the key that a pass over a sample goes through.
+        read_again: the inputs that may stay on the device, for passes after this one.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class KeyPass:
         values: dict[Node, torch.Tensor],
         accumulators: Mapping[MergeNode, Accumulator],
         spans: Sequence[Span] = (),
+        read_again: frozenset[ModelNode] = frozenset(),
     ) -> None:
         assert key.program is not None
         spec = context.kernels.of(key.structure, pass_)
@@ -69,13 +72,17 @@ class KeyPass:
         self._part, self._pass, self._spec = part, pass_, spec
         self._program = key.program
         self._dtype = key.program.dtype
-        self._device = context.plan.options.device
+        self._device = key.structure.device(context.plan.options)
         self._values, self._accumulators, self._spans = values, accumulators, spans
         self._checked = context.plan.options.on_nonfinite == "error" and not pass_.sampled
         self._columns = pass_.columns(part.shape)
         self._call = kernel_call(spec, key.key, self._columns, values, accumulators)
         self._launch = stream_launch(context, key.key, self._call) if self._call else None
         self._length = self._tile_length()
+        self._place = (key.key, part.expert)
+        self._small = self._small_values()
+        self._there = context.residence.of(self._place) if self._device != CPU else {}
+        self._read_again = frozenset() if pass_.sampled else read_again
 
     @property
     def block(self) -> int:
@@ -98,7 +105,7 @@ class KeyPass:
         block = self.block
         if self._columns > WIDE_COLUMNS:
             return block
-        size = self._plan.options.tile_size
+        size = self._plan.options.tile_elements
         if self._launch:
             size = min(size, STREAMED_TILE)
         elif self._pass.by_rows and self._device == CPU:
@@ -188,35 +195,40 @@ class KeyPass:
     ) -> dict[Node, torch.Tensor]:
         """The values of nodes for one tile; `places` names the memory of each leaf."""
 
-        def leaf(node: Node) -> torch.Tensor:
-            values = self._read_here(node, next(places), tile, scratch)
-            if self._checked and isinstance(node, ModelNode):
-                self._check(node, values, peak_of(values), tile)
-            return values
+        leaves = {
+            node: self._read_here(node, next(places), tile, scratch)
+            for node in nodes
+            if node not in self._program.tile_calls
+        }
+        self._check_all(leaves, tile)
 
         def flat(node: MergeNode, result: torch.Tensor) -> torch.Tensor:
             check_count(node, result, tile, node.method.kind.value)
             return result.reshape(-1).to(self._device, self._dtype)
 
-        calls, small = self._program.tile_calls, self._small_values()
-        return evaluate(nodes, calls, tile, leaf, flat, small)
+        calls = self._program.tile_calls
+        return evaluate(nodes, calls, tile, leaves.__getitem__, flat, {**self._values, **self._small})
 
     def _small_values(self) -> dict[Node, torch.Tensor]:
-        """The values that are known before the pass, the small ones on the device."""
+        """The small values that are known before the pass, on the device."""
         if self._device == CPU:
-            return dict(self._values)
+            return {}
         small = {n: v for n, v in self._values.items() if self._program.extents[n] is Extent.SMALL}
-        return {**self._values, **{node: value.to(self._device) for node, value in small.items()}}
+        return {node: value.to(self._device) for node, value in small.items()}
 
     def _read_here(self, node: Node, place: object, tile: Tile, scratch: Scratch) -> torch.Tensor:
         """A tile on the device, in the dtype of the arithmetic."""
         if self._device == CPU:
             return self._read(node, place, tile, scratch).tensor
-        if isinstance(node, ModelNode):
-            buffer = self._read_stored(node, place, tile, scratch)
-        else:
-            buffer = self._read(node, place, tile, scratch)
-        return buffer.tensor.to(self._device, non_blocking=True).to(self._dtype)
+        if not isinstance(node, ModelNode):
+            return self._cut(node, tile).to(self._device, non_blocking=True)
+        there = node, tile.start, tile.stop
+        stored = None if self._pass.sampled else self._there.get(there)
+        if stored is None:
+            stored = self._read_stored(node, place, tile, scratch).tensor.to(self._device, non_blocking=True)
+            if node in self._read_again:
+                scratch.after(partial(self._context.residence.keep, self._place, there, stored))
+        return stored.to(self._dtype)
 
     def _accumulate(
         self, reductions: Iterable[MergeNode], values: Mapping[Node, torch.Tensor], tile: Tile
@@ -228,14 +240,18 @@ class KeyPass:
     def _read(self, node: Node, place: object, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model or of a whole tensor, in the dtype of the arithmetic."""
         if not isinstance(node, ModelNode):
-            parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
-            return Buffer.of(torch.cat(parts) if len(parts) > 1 else parts[0])
+            return Buffer.of(self._cut(node, tile))
         stored = self._spec.stored[node]
         if stored is self._dtype:
             return self._read_stored(node, place, tile, scratch)
         converted = scratch.take(place, self._dtype, tile.stop - tile.start)
         widen(self._read_stored(node, "stored", tile, scratch).tensor, converted.tensor)
         return converted
+
+    def _cut(self, node: Node, tile: Tile) -> torch.Tensor:
+        """A tile of a whole tensor."""
+        parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
         """A tile of a model as it lies in its file."""
@@ -250,6 +266,12 @@ class KeyPass:
     def _places(self, tile: Tile) -> Sequence[Span]:
         """The elements of the key that a tile has; a sample has many ranges."""
         return self._spans if self._pass.sampled else [(tile.start, tile.stop)]
+
+    def _check_all(self, leaves: Mapping[Node, torch.Tensor], tile: Tile) -> None:
+        models = [node for node in leaves if isinstance(node, ModelNode)] if self._checked else []
+        peaks = peaks_of([leaves[node] for node in models])
+        for node, peak in zip(models, peaks, strict=True):
+            self._check(node, leaves[node], peak, tile)
 
     def _check(self, node: Node, values: torch.Tensor, peak: float, tile: Tile) -> None:
         if self._checked and isinstance(node, ModelNode) and not np.isfinite(peak):
@@ -272,7 +294,7 @@ class KeyPass:
         """Round the values of a tile and write them; a loop leaves out values that no output receives."""
         if peak is None:
             assert values is not None
-            peak = peak_of(values)
+            (peak,) = peaks_of([values])
         for output in outputs:
             dtype = torch_dtype(output.dtype)
             fits, is_kept = peak < overflows_from(dtype, self._dtype), self._plan.keeps(output)
@@ -283,7 +305,8 @@ class KeyPass:
             stored = values
             if dtype is not values.dtype or self._device != CPU:
                 rounded = values if _in_one_step(values, dtype, self._device) else round_to(values, dtype)
-                stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
+                stored = scratch.take("written", dtype, values.numel()).tensor
+                stored.copy_(rounded)
             if not fits:
                 self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
             if is_kept:
@@ -317,7 +340,9 @@ def _in_one_step(values: torch.Tensor, dtype: torch.dtype, device: str) -> bool:
     return device == CPU and (values.dtype is not torch.float64 or dtype is torch.float32)
 
 
-def peak_of(values: torch.Tensor) -> float:
-    """The largest magnitude, or NaN if there is one."""
-    low, high = (float(v) for v in torch.aminmax(values))
-    return max(-low, high) if low == low else low
+def peaks_of(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """The largest magnitude in each tensor, or NaN if there is one; a device is waited for once."""
+    if not tensors:
+        return []
+    found = torch.stack([end for values in tensors for end in torch.aminmax(values)]).cpu().tolist()
+    return [max(-low, high) if low == low else low for low, high in zip(found[::2], found[1::2], strict=True)]

@@ -23,7 +23,7 @@ from mecha_exp.engine.runtime.key_pass import KeyPass
 from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
 from mecha_exp.engine.scaled_fp8 import scale_key
 from mecha_exp.errors import MergeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.method_api.state_dict import Tile
 from mecha_exp.sources.copier import COPY_BYTES
 
@@ -103,6 +103,8 @@ class ComputeKey(KeyTask):
         self._program: Program = key.program
         self._dtype = key.program.dtype
         self._tile = part  # all of it
+        self._device = key.structure.device(context.plan.options)
+        self._place = (key.key, part.expert)  # on the device
         self._stage = -1
         self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
         self._accumulators: dict[MergeNode, Accumulator] = {}
@@ -126,10 +128,15 @@ class ComputeKey(KeyTask):
             if self._stage == len(self._program.stages):
                 self._collect()
                 self._values = {}
+                self._leave()
                 return None
             tiles = self._begin()
             if tiles:
                 return tiles
+
+    def _leave(self) -> None:
+        """The key is done: its inputs need not stay on the device."""
+        self._context.residence.drop(self._place)
 
     def _begin(self) -> list[TileTask]:
         stage = self._program.stages[self._stage]
@@ -147,13 +154,27 @@ class ComputeKey(KeyTask):
             for node, _ in pass_.reductions:
                 self._accumulators[node] = self._accumulator(node, block)
             for kept in pass_.kept:
-                self._values[kept] = torch.empty(self._tile.shape, dtype=self._dtype)
+                self._values[kept] = torch.empty(self._tile.shape, dtype=self._dtype, device=self._device)
             spans = self._sampled_spans(pass_)
             key_pass = KeyPass(
-                self._context, self._key, self._tile, pass_, self._values, self._accumulators, spans
+                self._context,
+                self._key,
+                self._tile,
+                pass_,
+                self._values,
+                self._accumulators,
+                spans,
+                self._read_again(),
             )
             tasks += [partial(key_pass.run, tile) for tile in key_pass.tiles()]
         return tasks
+
+    def _read_again(self) -> frozenset[ModelNode]:
+        """The inputs that later stages read, which may stay on the device."""
+        if self._device == CPU:
+            return frozenset()
+        later = self._program.stages[self._stage + 1 :]
+        return frozenset(m for stage in later for p in stage.passes if p.is_full for m in p.models)
 
     def _accumulator(self, node: MergeNode, block: int) -> Accumulator:
         """The accumulator for the next round of a reduction."""
@@ -183,9 +204,9 @@ class ComputeKey(KeyTask):
             factor: torch.Tensor = self._factor(node)
             return factor
         else:
-            result = self._program.calls[node](self._arguments(node), self._tile).cpu()
+            result = self._program.calls[node](self._arguments(node), self._tile)
         if extent is Extent.SMALL:
-            return result.to(torch.float64)
+            return result.to(CPU, torch.float64)
         if tuple(result.shape) != self._tile.shape:
             raise changed_shape(node.method, self._tile.name, self._tile.shape, tuple(result.shape))
         return result.to(self._dtype).contiguous()
@@ -196,18 +217,17 @@ class ComputeKey(KeyTask):
         factor = self._context.factors.find(name)
         if factor is None:
             found = self._program.calls[node].factor(self._arguments(node), self._tile)
-            factor = moved(found, CPU)
+            factor = moved(found, CPU) if self.is_of_trip else found
             if self.is_of_trip:
                 self._context.factors.keep(name, factor)
         return factor
 
     def _arguments(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
         """The values that a method is given, on the device where it runs."""
-        device = self._context.plan.options.device
-        if device == CPU or self._program.extents[node] is Extent.SMALL:
+        if self._device == CPU or self._program.extents[node] is Extent.SMALL:
             return self._values
         held = [child for child in node.children if child in self._values]
-        return {**self._values, **{child: moved(self._values[child], device) for child in held}}
+        return {**self._values, **{child: moved(self._values[child], self._device) for child in held}}
 
     def _collect(self) -> None:
         with self._context.stats.lock:

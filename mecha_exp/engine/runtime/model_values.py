@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.model_values import ModelValue
 from mecha_exp.engine.ir.order_statistic import Span, in_whole_blocks, sample_of_model
 from mecha_exp.engine.ir.program import Pass
@@ -31,9 +32,9 @@ from mecha_exp.engine.ir.reductions import (
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
 from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.key_tasks import ComputeKey
-from mecha_exp.engine.runtime.scheduler import Scheduler, is_small
+from mecha_exp.engine.runtime.scheduler import Scheduler
 from mecha_exp.errors import MergeError
-from mecha_exp.graph.nodes import MergeNode, Node
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 
 
 def find_model_values(context: MergeContext) -> None:
@@ -84,7 +85,7 @@ class _TripRun:
 
         def runs(small: bool) -> Iterator[_CountedKey]:
             for key, spans in keys:
-                if is_small(key.structure) is small:
+                if key.structure.is_small is small:
                     yield _CountedKey(key, context, shared, self._states, self._totals, spans)
 
         Scheduler(runs(small=False), runs(small=True), context.plan.options, lambda key: None).run()
@@ -137,6 +138,13 @@ class _CountedKey(ComputeKey):
         self._shared, self._totals, self._spans = shared, totals, spans
         roots = self._program.roots
         self._values.update({root: states[root] for root in roots if root in states})  # type: ignore[index]
+
+    def _read_again(self) -> frozenset[ModelNode]:
+        """All inputs: more trips, or the pass, will come to the key."""
+        return frozenset() if self._device == CPU else frozenset(self._program.models)
+
+    def _leave(self) -> None:
+        """What lies on the device stays there for them."""
 
     def _accumulator(self, node: MergeNode, block: int) -> Accumulator:
         if node in self._shared:

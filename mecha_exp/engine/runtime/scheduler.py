@@ -6,7 +6,6 @@ A worker either moves a key on to its next stage or computes one tile of the sta
 from __future__ import annotations
 
 import atexit
-import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,9 +16,9 @@ from typing import TypeAlias
 
 import torch
 
-from mecha_exp.engine.devices import own_stream
+from mecha_exp.engine.devices import explained, own_stream
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
+from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.runtime.buffers import Scratch
 
 TileTask: TypeAlias = Callable[[Scratch], None]
@@ -30,20 +29,6 @@ INTERRUPT_SECONDS = 0.5
 
 WORKER_NAME = "mecha_exp worker"
 """The name of the threads."""
-
-
-SMALL_KEY = 1 << 14
-"""The largest number of elements of a key that costs Python more than arithmetic.
-
-A torch operation on so many elements takes a few microseconds, about as long as calling it.
-"""
-
-
-def is_small(structure: Structure) -> bool:
-    """Whether a key, or one of its experts, is more work for the interpreter than for the processor."""
-    has_few = math.prod(structure.part_shape) <= SMALL_KEY
-    is_streamed = not structure.own_bytes and not structure.deferred_calls
-    return structure.program is not None and has_few and is_streamed
 
 
 class KeyTask(ABC):
@@ -133,8 +118,8 @@ class Scheduler:
 
     def _work_on(self) -> None:
         torch.set_num_threads(1)
-        scratch = Scratch(self._device)
-        with torch.inference_mode(), own_stream(self._device):
+        with torch.inference_mode(), own_stream(self._device) as wait:
+            scratch = Scratch(self._device, wait)
             while True:
                 try:
                     task = self._take()  # it prepares the next key, which can fail as well
@@ -142,7 +127,7 @@ class Scheduler:
                         return
                     task(scratch)
                 except BaseException as error:
-                    self._fail(error)
+                    self._fail(explained(error, self._device))
 
     def _take(self) -> TileTask | None:
         with self._changed:
@@ -197,7 +182,9 @@ class Scheduler:
         tiles = task.advance()
         while tiles is not None and len(tiles) == 1 and self._error is None:
             tiles[0](scratch)  # it cannot be shared: no other worker is woken for small keys
+            scratch.settle()
             tiles = task.advance()
+        scratch.settle()
         if tiles is None:
             self._finished(task.keys)
         with self._changed:
@@ -214,6 +201,7 @@ class Scheduler:
 
     def _run_tile(self, task: KeyTask, tile: TileTask, remaining: list[int], scratch: Scratch) -> None:
         tile(scratch)
+        scratch.settle()
         with self._changed:
             remaining[0] -= 1
             last = remaining[0] == 0

@@ -21,6 +21,7 @@ import torch
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.engine.compiler.trace import Trace
 from mecha_exp.engine.compiler.tracer import trace_program
+from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
@@ -64,7 +65,7 @@ class _Kinds:
     """The kinds of keys that can be computed together: those of one program and equal dtypes."""
 
     def __init__(self, context: MergeContext) -> None:
-        self.most = min(TOGETHER, context.plan.options.tile_size)
+        self.most = min(TOGETHER, context.plan.options.tile_elements)
         counts: Counter[Program] = Counter()
         for structure, count in context.plan.structures.items():
             if structure.program is not None:
@@ -152,6 +153,7 @@ def _run_through(task: KeyTask, scratch: Scratch) -> None:
     while (tiles := task.advance()) is not None:
         for tile in tiles:
             tile(scratch)
+            scratch.settle()
 
 
 def _joined(structure: Structure, count: int) -> Structure:
@@ -171,7 +173,7 @@ def _joined_context(
         model: _JoinedSource(context.plan.sources[model], joined.key, info, [*sizes])
         for model, info in joined.structure.stored.items()
     }
-    plan = replace(context.plan, sources=sources)
+    plan = replace(context.plan, sources=sources, options=replace(context.plan.options, device=CPU))
     return replace(
         context,
         plan=plan,

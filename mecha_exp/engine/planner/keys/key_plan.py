@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mecha_exp.checkpoint import TensorInfo
+from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.model_values import ModelValue
 from mecha_exp.engine.ir.program import DeferredCall, Pass, Program
+from mecha_exp.engine.options import EngineOptions
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.method_api.state_dict import Tile
+
+SMALL_KEY = 1 << 14
+"""The largest number of elements of a key that costs Python more than arithmetic.
+
+A torch operation on so many elements takes a few microseconds, about as long as calling it.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,16 @@ class Structure:
     def part_shape(self) -> tuple[int, ...]:
         """The shape of what the program computes at a time: of the key, or of one expert."""
         return self.shape if self.experts is None else self.shape[1:]
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether a key, or one of its experts, is more work for the interpreter than for the processor."""
+        has_few = math.prod(self.part_shape) <= SMALL_KEY
+        return self.program is not None and has_few and not self.own_bytes and not self.deferred_calls
+
+    def device(self, options: EngineOptions) -> str:
+        """Where it is computed: small keys by the processor, which a GPU would take longer to ask for."""
+        return CPU if self.is_small else options.device
 
     @cached_property
     def jobs(self) -> frozenset[int]:
