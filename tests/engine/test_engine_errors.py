@@ -489,7 +489,7 @@ def test_a_key_that_is_no_floating_point_in_one_of_the_inputs(save):
     with pytest.raises(CheckpointError) as caught:
         merge(mecha_exp.weighted_sum(floats, integers))
 
-    assert "1 keys have kinds of numbers that differ between the inputs" in str(caught.value)
+    assert "1 key has kinds of numbers that differ between the inputs" in str(caught.value)
     assert f"w: floating point in {floats}, I64 in {integers}" in str(caught.value)
 
 

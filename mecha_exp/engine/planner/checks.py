@@ -10,7 +10,7 @@ from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
-from mecha_exp.errors import CheckpointError, did_you_mean, some
+from mecha_exp.errors import CheckpointError, counted, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, calls_of
 from mecha_exp.recipe.keys import merges_nothing
@@ -175,4 +175,5 @@ def _different(
         lines = [f"{key}: {differences[each]}" for key, each in classes.items() if each in differences]
         shown = "".join(f"\n    {line}" for line in lines[:SHOWN_KEYS])
         rest = f"\n    and {len(lines) - SHOWN_KEYS} more" if len(lines) > SHOWN_KEYS else ""
-        yield f"{len(lines)} keys have {what} between the inputs:{shown}{rest}\n    {cure}"
+        count = counted(len(lines), "key has", "keys have")
+        yield f"{count} {what} between the inputs:{shown}{rest}\n    {cure}"
