@@ -145,6 +145,8 @@ class _Planner:
         self._check_values(classes)
         self._check_inputs(classes)
         self._warn_of_unused_modules()
+        for notice in checks.repeated_models((job.recipe for job in self._jobs), self._sources):
+            self._warn(notice)
         self._note_statistics(classes)
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(classes))
         plans = tuple(planner.plan(key, each) for key, each in classes.items())
