@@ -212,6 +212,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """A count with its noun, and its verb where it has one, for one and for many.
+
+    >>> counted(1, "key has", "keys have"), counted(2000, "key")
+    ('1 key has', '2,000 keys')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def some(names: Iterable[str], limit: int = 10) -> str:
     """The first `limit` names and the count of the rest, for messages about many keys."""
     listed = list(names)

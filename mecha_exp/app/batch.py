@@ -28,7 +28,7 @@ from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.planner.plan import size_of
 from mecha_exp.engine.report import About
 from mecha_exp.engine.statistics import summarise
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, counted
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.lab.stored import ModelFile
 from mecha_exp.sources.source import infos_of
@@ -302,7 +302,8 @@ def _warnings(report: MergeReport, index: int) -> list[str]:
     """The warnings about a pass, and about one point of it."""
     shared = [warning for warning in report.warnings if warning.about is not About.NONFINITE_OUTPUT]
     count = report.nonfinite_values[index]
-    return [*shared, *([f"{count} values of the output are not finite"] if count else ())]
+    words = counted(count, "value of the output is", "values of the output are")
+    return [*shared, *([f"{words} not finite"] if count else ())]
 
 
 def _weight_statistics(

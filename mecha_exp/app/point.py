@@ -24,7 +24,7 @@ from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_st
 from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
-from mecha_exp.lab.content_hash import content_of, contents_of
+from mecha_exp.lab.content_hash import content_of, contents_of, keep_hash
 from mecha_exp.lab.signature import Signature, signature_of
 from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.recipe.keys import main_call
@@ -204,6 +204,7 @@ class Point:
             quantize=self.quantize,
             small_files=small_files_of(self.config, self.options.model_dirs),
             card=self._make_card if isinstance(output, Path) and self.has_card else None,
+            hashed=keep_hash if isinstance(output, Path) else None,
         )
 
     @property

@@ -21,7 +21,7 @@ from functools import cached_property
 
 from mecha_exp.architectures.config import DEFAULT_CONVENTION, ModelConfig
 from mecha_exp.architectures.keys import KeyInfo
-from mecha_exp.errors import ConfigError, some
+from mecha_exp.errors import ConfigError, counted, some
 
 Shape = tuple[int, ...]
 
@@ -352,7 +352,8 @@ def foreign(config: AdapterConfig, shapes: Mapping[str, Shape]) -> str:
     if not unknown:
         return ""
     listed = some((f"{key} {list(shapes[key])}" for key in unknown), 5)
-    return f"{len(unknown)} keys are of no module of '{config.identifier}': {listed}.{other_kind(unknown)}"
+    count = counted(len(unknown), "key is", "keys are")
+    return f"{count} of no module of '{config.identifier}': {listed}.{other_kind(unknown)}"
 
 
 def is_peft(keys: Collection[str]) -> bool:

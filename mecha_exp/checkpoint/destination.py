@@ -20,6 +20,7 @@ from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import WRITTEN, Package, is_file_name, pack
 from mecha_exp.checkpoint.sidecars import CARD, CONFIG, SmallFiles, companions, content_of, is_own_card
+from mecha_exp.checkpoint.transaction.running_hash import Hashed
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder
 from mecha_exp.checkpoint.upload.writer import UploadWriter, check_address
@@ -83,6 +84,7 @@ class Destination:
         small_files: the files beside the weights there, by their path in the folder.
         gguf: what a GGUF file takes from the first input; None where that is not one.
         card: makes the model card of the folder, once the merge begins; None writes none.
+        hashed: receives the SHA-256 of each file of weights on this machine; None computes none.
     """
 
     path: Path
@@ -93,6 +95,7 @@ class Destination:
     small_files: Mapping[str, Path] = field(default_factory=dict)
     gguf: GgufTemplate | None = field(default=None, repr=False)
     card: Callable[[], bytes] | None = field(default=None, repr=False)
+    hashed: Hashed | None = field(default=None, repr=False)
 
     @property
     def is_folder(self) -> bool:
@@ -155,9 +158,16 @@ class Destination:
         if self.address is not None:
             return self._open_upload(self.address, metadata)
         if self.gguf is not None and self.path.suffix == GGUF_SUFFIX:
-            return GgufWriter(self.path, self.tensors, metadata, self.gguf, durable, signature)
+            return GgufWriter(self.path, self.tensors, metadata, self.gguf, durable, signature, self.hashed)
         if not self.is_folder:
-            return CheckpointWriter(self.path, self.tensors, metadata, durable=durable, signature=signature)
+            return CheckpointWriter(
+                self.path,
+                self.tensors,
+                metadata,
+                durable=durable,
+                signature=signature,
+                hashed=self.hashed,
+            )
         template = self._fitting
         return FolderWriter(
             self.path,
@@ -168,6 +178,7 @@ class Destination:
             entries=template.entries if template else {},
             durable=durable,
             signature=signature,
+            hashed=self.hashed,
         )
 
     def _beside(self) -> dict[str, Path | bytes]:

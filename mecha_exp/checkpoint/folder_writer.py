@@ -17,6 +17,7 @@ from mecha_exp.checkpoint.sidecars import content_of
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import target_of
 from mecha_exp.checkpoint.transaction.recovery import can_resume, remove_beside, require_unused
+from mecha_exp.checkpoint.transaction.running_hash import Hashed
 from mecha_exp.checkpoint.transaction.space import cannot_write
 from mecha_exp.checkpoint.transaction.staging import Inseparable, anchor_of, publish, staged_folder, sync
 from mecha_exp.errors import CheckpointError
@@ -37,6 +38,7 @@ class FolderWriter(ShardWriters):
         companions: the small files or their contents, by their path in the folder.
         before: the tensors of the model that the small files come from.
         entries: entries of its config.json that change; see `content_of`.
+        hashed: receives the SHA-256 of each file of weights once it is in its place; None computes none.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class FolderWriter(ShardWriters):
         entries: Mapping[str, Any] | None = None,
         durable: bool = True,
         signature: str | None = None,
+        hashed: Hashed | None = None,
     ) -> None:
         super().__init__()
         self.path = folder.absolute()
@@ -61,6 +64,8 @@ class FolderWriter(ShardWriters):
         self._before = before or {}
         self._entries = entries or {}
         self._durable = durable
+        self._hashed = hashed
+        self._hashes: list[tuple[Path, str, tuple[int, int, int]]] = []
         check_folder(self.path, packages)
         with self._explained():
             self._anchor.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +97,7 @@ class FolderWriter(ShardWriters):
                         metadata,
                         durable=self._durable,
                         signature=signature,
+                        hashed=self._keep_hash if self._hashed else None,
                     )
 
     def commit(self) -> Path:
@@ -108,7 +114,14 @@ class FolderWriter(ShardWriters):
                     self._put(package.path_of(package.index), index_content(package, package.files))
             self._publish()
         self.abort()  # removes what is left beside the target, and frees the lock
+        if self._hashed is not None:
+            for file, sha256, identity in self._hashes:
+                self._hashed(self.path / file.relative_to(self._staged), sha256, identity)
         return self.path
+
+    def _keep_hash(self, file: Path, sha256: str, identity: tuple[int, int, int]) -> None:
+        """Keep the hash of a file until it has its name in the target."""
+        self._hashes.append((file, sha256, identity))
 
     def abort(self) -> None:
         """Delete what was written and not committed. Idempotent."""

@@ -24,7 +24,7 @@ from mecha_exp.engine.runtime.overflow import saturates
 from mecha_exp.engine.runtime.resumption import resume_token
 from mecha_exp.engine.scaled_fp8 import error_of
 from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
-from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
 from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.sources.inputs import open_sources
 
@@ -171,10 +171,11 @@ def _or_too_large(layout: Layout) -> str:
 def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
-        text = (
-            f"{len(tally.disagreeing)} keys are not floating point and differ between the inputs; they are "
-            f"taken from the first one: {some(sorted(tally.disagreeing))}"
+        kept = sorted(tally.disagreeing)
+        keys = counted(
+            len(kept), "key is not floating point and differs", "keys are not floating point and differ"
         )
+        text = f"{keys} between the inputs; the first one's values are kept: {some(kept)}"
         warnings.append(Notice(text))
     nonfinite = [0] * len(planned.jobs)
     for (job, _), count in tally.nonfinite.items():
@@ -182,9 +183,8 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
     for number, (made, count) in enumerate(zip(planned.jobs, nonfinite, strict=True)):
         if count:
             where = f" {made.output}" if isinstance(made.output, Path) else ""
-            text = (
-                f"{count} values of the output{where} are not finite{_or_too_large(planned.layouts[number])}"
-            )
+            values = counted(count, f"value of the output{where} is", f"values of the output{where} are")
+            text = f"{values} not finite{_or_too_large(planned.layouts[number])}"
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))
     jobs = range(len(planned.jobs))
     trips = 0 if tally.found_model_values else planned.bytes_of_trips

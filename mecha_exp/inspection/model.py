@@ -10,7 +10,7 @@ from mecha_exp.architectures import Detection, ModelConfig, candidates, closest,
 from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.quantisation import quantisation_of
-from mecha_exp.errors import CheckpointError, ConfigError, MechaError, some
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted, some
 from mecha_exp.inspection.model_config import human_count
 from mecha_exp.inspection.recipe_tree import tree_of
 from mecha_exp.peft.describe import described, sentence
@@ -84,9 +84,10 @@ def _stacked(
     known = config.keys()
     stacks = {key: is_stack(key, infos[key].shape, known.get(name)) for key, name in names.items()}
     if doubtful := [key for key, is_marked in stacks.items() if is_marked is None]:
+        count = counted(len(doubtful), "key looks", "keys look")
         anomalies.append(
-            f"{len(doubtful)} keys look like several experts in one tensor, and no model config says whether "
-            f"they are: {some(doubtful, 3)}"
+            f"{count} like several experts in one tensor, and no model config says whether that is so: "
+            f"{some(doubtful, 3)}"
         )
     return {key: infos[key].shape[0] for key, is_marked in stacks.items() if is_marked}
 
@@ -120,13 +121,13 @@ def _detected(infos: Mapping[str, Any], anomalies: list[str]) -> Detection:
 
 def _anomalies(infos: Mapping[str, Any], detection: Detection) -> list[str]:
     anomalies = [] if detection.is_known else list(_nearest_config(infos))
-    if detection.missing:
-        anomalies.append(f"{len(detection.missing)} keys are missing: {some(detection.missing, 3)}")
-    if detection.extra:
-        anomalies.append(f"{len(detection.extra)} keys do not belong to it: {some(detection.extra, 3)}")
+    if missing := detection.missing:
+        anomalies.append(f"{counted(len(missing), 'key is', 'keys are')} missing: {some(missing, 3)}")
+    if extra := detection.extra:
+        anomalies.append(f"{counted(len(extra), 'key does', 'keys do')} not belong to it: {some(extra, 3)}")
     empty = [key for key, info in infos.items() if info.numel == 0]
     if empty:
-        anomalies.append(f"{len(empty)} tensors are empty: {some(empty, 3)}")
+        anomalies.append(f"{counted(len(empty), 'tensor is', 'tensors are')} empty: {some(empty, 3)}")
     return anomalies
 
 
@@ -140,8 +141,10 @@ def _nearest_config(infos: Mapping[str, Any]) -> Iterator[str]:
         for key, (actual, expected) in near.other_shape.items()
     ]
     parts = [some(differences, 3)] if differences else []
-    parts += [f"{len(near.missing)} keys are missing: {some(near.missing, 3)}"] if near.missing else []
-    parts += [f"{len(near.extra)} keys do not match: {some(near.extra, 3)}"] if near.extra else []
+    if near.missing:
+        parts.append(f"{counted(len(near.missing), 'key is', 'keys are')} missing: {some(near.missing, 3)}")
+    if near.extra:
+        parts.append(f"{counted(len(near.extra), 'key does', 'keys do')} not match: {some(near.extra, 3)}")
     yield f"nearly {near.config.identifier}, but {'; '.join(parts)}"
 
 
@@ -153,7 +156,7 @@ def _nonfinite(model: StateDictSource) -> list[str]:
             count = int((~model.read(key).float().isfinite()).sum())
             if count:
                 tensors.append(f"{key} ({count:,})")
-    return [f"NaN or infinity in {len(tensors)} tensors: {some(tensors, 5)}"] if tensors else []
+    return [f"NaN or infinity in {counted(len(tensors), 'tensor')}: {some(tensors, 5)}"] if tensors else []
 
 
 def show_model(data: Mapping[str, Any]) -> None:
@@ -171,7 +174,8 @@ def show_model(data: Mapping[str, Any]) -> None:
     print_line(f"blocks: {' '.join(data['blocks'])}")
     if data["stacked"]:
         counts = " or ".join(map(str, sorted(set(data["stacked"].values()))))
-        line = f"{len(data['stacked'])} keys hold {counts} experts each: {some(list(data['stacked']), 3)}"
+        keys = counted(len(data["stacked"]), "key holds", "keys hold")
+        line = f"{keys} {counts} experts each: {some(list(data['stacked']), 3)}"
         print_line(f"stacked: {line}")
     if data["absent"]:
         stdout.print(f"without: {', '.join(data['absent'])}", markup=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint import INDEX, open_stored
-from mecha_exp.checkpoint.positional import file_changed
+from mecha_exp.checkpoint.positional import file_changed, identity_of
 from mecha_exp.checkpoint.remote import BY_VERSION, RemoteFile, is_stand_in
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.cache import cache_folder
@@ -114,6 +114,18 @@ def contents_of(paths: Iterable[Path], advance: Advance = lambda nbytes: None) -
         pool.shutdown(cancel_futures=True)
 
 
+def keep_hash(path: Path, sha256: str, identity: tuple[int, int, int]) -> None:
+    """Have `content_of` find the hash of a file that was computed while it was written.
+
+    Args:
+        identity: of the file that was written (see `identity_of`); nothing is kept of another one.
+    """
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        if identity_of(status) == identity:
+            _cache(_identity_in(path, status), sha256)
+
+
 def _known(path: Path) -> str | None:
     """The hash of a file that is unchanged since this process has used it."""
     try:
@@ -134,7 +146,11 @@ def unread_bytes(paths: Iterable[Path]) -> int:
 
 def _identity(path: Path) -> _Identity:
     """The path of a file, and what changes with its content."""
-    status = path.stat()
+    return _identity_in(path, path.stat())
+
+
+def _identity_in(path: Path, status: os.stat_result) -> _Identity:
+    """The `_identity` of a file whose status is known."""
     numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     return str(path.resolve()), " ".join(map(str, numbers))
 

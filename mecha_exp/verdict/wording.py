@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mecha_exp.errors import counted
 from mecha_exp.verdict.candidates import Candidate, Direction, listed
 from mecha_exp.verdict.panel import Integers, Panel
 from mecha_exp.verdict.result import Comparison, Score, Verdict
@@ -44,11 +45,11 @@ def _interval(verdict: Verdict) -> str:
         return ""
     parts = []
     if verdict.examples:
-        parts.append(_count(verdict.examples, "example"))
+        parts.append(counted(verdict.examples, "example"))
     if 0 < verdict.clusters < verdict.examples:
-        parts.append(_count(verdict.clusters, "cluster"))
+        parts.append(counted(verdict.clusters, "cluster"))
     if replicates > 1:
-        parts.append(_count(replicates, "replicate"))
+        parts.append(counted(replicates, "replicate"))
     bounds = f"95 % interval {_number(estimate.low)} to {_number(estimate.high)}"
     return f" ({bounds} over {', '.join(parts)}{_sources(verdict.selected)})"
 
@@ -177,8 +178,3 @@ def _number(value: float) -> str:
     '0.886'
     """
     return f"{value:.4g}"
-
-
-def _count(count: int, what: str) -> str:
-    """A count with its noun."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -199,7 +199,7 @@ def test_a_key_that_no_config_knows_is_left_out_or_an_error_as_the_configuration
     left_out = app(*words, "output.path=merged.safetensors", "evaluator=none")
     refused = app(*words, "engine.on_extra=error", "output.path=x.safetensors", "evaluator=none")
 
-    said = "has 1 keys that are not in its model config 'app_extras-test': step"
+    said = "has 1 key that is not in its model config 'app_extras-test': step"
     assert left_out.status == 0
     assert said in " ".join((left_out.out + left_out.err).split())
     assert load_file("merged.safetensors").keys() == {"app_extras.a", "app_extras.b"}

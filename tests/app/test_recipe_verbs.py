@@ -227,7 +227,7 @@ def test_plan_says_what_is_wrong(app, models):
     outcome = app("plan", "bad.mecha")
 
     assert outcome.status == 1
-    assert "1 keys have shapes that differ between the inputs" in outcome.err
+    assert "1 key has shapes that differ between the inputs" in outcome.err
 
 
 @pytest.mark.parametrize("verb", ["merge", "compose", "show", "plan"])

@@ -378,7 +378,9 @@ def test_whole_numbers_are_taken_from_the_first_input(save):
     assert target["step"].tolist() == [3, 4]
     assert target["mask"].tolist() == [True, False]
     (warning,) = report.warnings
-    assert warning.startswith("1 keys are not floating point and differ between the inputs; they are taken")
+    assert warning.startswith(
+        "1 key is not floating point and differs between the inputs; the first one's values are"
+    )
     assert warning.endswith(": mask")
 
 

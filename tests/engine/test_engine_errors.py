@@ -489,7 +489,7 @@ def test_a_key_that_is_no_floating_point_in_one_of_the_inputs(save):
     with pytest.raises(CheckpointError) as caught:
         merge(mecha_exp.weighted_sum(floats, integers))
 
-    assert "1 keys have kinds of numbers that differ between the inputs" in str(caught.value)
+    assert "1 key has kinds of numbers that differ between the inputs" in str(caught.value)
     assert f"w: floating point in {floats}, I64 in {integers}" in str(caught.value)
 
 
@@ -524,3 +524,34 @@ def test_the_nearest_file_or_folder_of_a_model_is_named(tmp_path: Path, monkeypa
         find_model(path, [], offline=True)
 
     assert str(raised.value).endswith(hint)
+
+
+class TestModelsGivenTwice:
+    @pytest.fixture
+    def files(self, tmp_path: Path) -> list[str]:
+        paths = [str(tmp_path / f"{name}.safetensors") for name in "abc"]
+        for number, path in enumerate(paths):
+            save_file({"w": torch.full((4,), float(number))}, path)
+        return paths
+
+    def test_a_model_that_is_given_twice_is_warned_of(self, files):
+        (warning,) = merge_many([Job(n_average(files[0], files[0], files[1]), {})]).warnings
+
+        assert warning == (
+            f"n_average: models: one model is given 2 times, and counts as often: {files[0]}, {files[0]}. "
+            "Leave out all but one, unless that is meant."
+        )
+
+    @posix_only
+    def test_also_by_another_name_of_its_file(self, files, tmp_path):
+        other = tmp_path / "other.safetensors"
+        other.symlink_to(files[1])
+
+        (warning,) = merge_many([Job(mecha_exp.ties(files[0], files[1], str(other)), {})]).warnings
+
+        assert f"one model is given 2 times, and counts as often: {files[1]}, {other}. " in warning
+
+    def test_a_model_in_two_roles_is_not(self, files):
+        recipe = mecha_exp.add_difference(files[0], files[1], files[0], alpha=0.5)
+
+        assert not merge_many([Job(recipe, {}), Job(n_average(*files), {})]).warnings

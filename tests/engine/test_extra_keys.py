@@ -33,7 +33,7 @@ components:
 NAME, OTHER = "extras-test", "extras_step-test"
 FLOAT8 = torch.float8_e4m3fn
 X, Y = "extras_test.x", "extras_test.y"
-SAID = "has 1 keys that are not in its model config 'extras-test': step"
+SAID = "has 1 key that is not in its model config 'extras-test': step"
 
 
 def family() -> StateDict:
@@ -164,4 +164,4 @@ def test_a_report_tells_values_that_are_not_finite_apart():
     report = merge_many([Job(model({"x": torch.tensor([1e30])}), {}, torch.float16)])
 
     (warning,) = report.warnings
-    assert (warning, warning.about) == ("1 values of the output are not finite", About.NONFINITE_OUTPUT)
+    assert (warning, warning.about) == ("1 value of the output is not finite", About.NONFINITE_OUTPUT)

@@ -21,7 +21,6 @@ CODES = {
     "layer.codebook": torch.int8,
     "layer.mask": torch.bool,
     "layer.perm": torch.int64,
-    "layer.spectrum": torch.complex64,
 }
 
 
@@ -36,7 +35,7 @@ def test_integers_that_differ_are_an_error_that_names_them_and_the_way_out(key, 
     with pytest.raises(CheckpointError) as error:
         mx.merge(mx.weighted_sum(a, b))
 
-    assert "1 keys are not floating point and differ between the inputs" in str(error.value)
+    assert "1 key is not floating point and differs between the inputs" in str(error.value)
     assert key in str(error.value)
     assert "on_integers=base takes them from the first input" in str(error.value)
     merged = mx.merge(mx.weighted_sum(a, b), options=mx.EngineOptions(on_integers="base"))
@@ -54,3 +53,20 @@ def test_equal_integers_are_copied():
     a, b = pair("layer.codes", torch.uint8)[0], pair("layer.codes", torch.uint8)[0]
 
     assert torch.equal(mx.merge(mx.weighted_sum(a, b))["layer.codes"], a["layer.codes"])
+
+
+def test_complex_numbers_that_differ_are_spoken_of_as_such():
+    a, b = (
+        {"w": torch.ones(2), "freqs": torch.complex(torch.full((3,), value), torch.ones(3)), "code": code}
+        for value, code in ((0.0, torch.tensor([0])), (1.0, torch.tensor([1])))
+    )
+
+    with pytest.raises(CheckpointError) as error:
+        mx.merge(mx.weighted_sum(a, b))
+
+    said = str(error.value)
+    assert "1 key is complex (C64) and differs between the inputs: freqs (first between " in said
+    assert "Complex numbers are not merged. Store their real and imaginary parts as two" in said
+    assert "1 key is not floating point and differs between the inputs: code (first between " in said
+    merged = mx.merge(mx.weighted_sum(a, b), options=mx.EngineOptions(on_integers="base"))
+    assert torch.equal(merged["freqs"], a["freqs"])

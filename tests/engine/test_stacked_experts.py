@@ -343,13 +343,13 @@ def test_the_plan_names_known_stacks(key, shape):
     experts, (notice,) = experts_of(key, shape)
 
     assert experts == shape[0]
-    assert notice == f"1 keys hold several experts each, which are merged one by one: {key}"
+    assert notice == f"1 key holds several experts, which are merged one by one: {key}"
 
 
 @pytest.mark.parametrize("name", ["tsv_m", "ties", "slerp", "model_stock by rows"])
 @pytest.mark.parametrize(("key", "shape"), [*LIKELY.items()][:2])
 def test_what_looks_like_a_stack_is_refused_where_it_matters(name, key, shape):
-    with pytest.raises(mx.RecipeError, match="look like several experts in one tensor") as refused:
+    with pytest.raises(mx.RecipeError, match="1 key looks like several experts in one tensor") as refused:
         experts_of(key, shape, RECIPES[name])
     assert key in str(refused.value)
     assert "stacked_experts=split" in str(refused.value)

@@ -87,9 +87,9 @@ def test_info_names_stacks_of_experts_and_what_looks_like_one(run, tmp_path):
     said = run("info", "mixture.safetensors")[1]
 
     assert found["stacked"] == {f"{experts}.down_proj": 4}
-    assert f"stacked: 1 keys hold 4 experts each: {experts}.down_proj" in said
+    assert f"stacked: 1 key holds 4 experts each: {experts}.down_proj" in said
     assert (
-        "odd: 1 keys look like several experts in one tensor, and no model config says whether they are: "
+        "odd: 1 key looks like several experts in one tensor, and no model config says whether that is so: "
         f"{experts}.w1" in said
     )
 
@@ -104,12 +104,12 @@ def test_info_says_what_is_odd_and_reads_the_numbers_only_when_asked(run, llama,
     )
 
     assert shallow["anomalies"] == [
-        "1 keys are missing: model.layers.1.mlp.up_proj.weight",
-        "1 keys do not belong to it: stray",
-        "1 tensors are empty: stray",
+        "1 key is missing: model.layers.1.mlp.up_proj.weight",
+        "1 key does not belong to it: stray",
+        "1 tensor is empty: stray",
     ]
-    assert deep["anomalies"][3:] == ["NaN or infinity in 1 tensors: model.norm.weight (1)"]
-    assert "odd: 1 keys are missing" in run("info", "odd.safetensors")[1]
+    assert deep["anomalies"][3:] == ["NaN or infinity in 1 tensor: model.norm.weight (1)"]
+    assert "odd: 1 key is missing" in run("info", "odd.safetensors")[1]
 
 
 def test_info_of_a_model_that_fits_two_configs_names_both(run, tmp_path):

@@ -268,6 +268,6 @@ def test_modules_of_what_the_model_does_not_have_are_named(caplog):
 
     assert merged["conv_in.weight"].unique().tolist() == [1]
     assert (
-        "1 keys are left out, as 'sd1-diffusers_unet_only' has nothing that they change: "
+        "1 key is left out, as 'sd1-diffusers_unet_only' has nothing that they change: "
         "lora_te_text_model_encoder_layers_0_mlp_fc1.diff"
     ) in caplog.text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mecha_exp.app.outputs.cards import note_results
 from mecha_exp.app.tracking import close_run, log_missing, mend_parent, mend_points
-from mecha_exp.errors import ConfigError, TrackingError
+from mecha_exp.errors import ConfigError, TrackingError, counted
 from mecha_exp.report import (
     CSV_FILE,
     MAIN_FILE,
@@ -143,7 +143,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     records = sweep.records(folder)
     failed = [r for r in results.records if r.status == FAILED]
     if failed:
-        stdout.print(f"[red]{len(failed)} of {len(results.records)} points failed[/]")
+        stdout.print(f"[red]{len(failed)} of {counted(len(results.records), 'point')} failed[/]")
     for error, names in _by_error(failed).items():
         print_line(f"  {names}: {printable(error)}")
     for path, record in records.items():

@@ -28,6 +28,7 @@ from mecha_exp.checkpoint.gguf.types import (
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import FileRegion, byte_view, parts_of
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter, Places
+from mecha_exp.checkpoint.transaction.running_hash import Hashed
 from mecha_exp.errors import CheckpointError, Problems, some
 
 FILE_TYPE = "general.file_type"
@@ -76,12 +77,15 @@ class GgufWriter(CheckpointWriter):
         template: GgufTemplate,
         durable: bool = True,
         signature: str | None = None,
+        hashed: Hashed | None = None,
     ) -> None:
         self._codes = template.codes_in(tensors)
         self._begun: dict[tuple[str, int], tuple[torch.Tensor, int]] = {}
         self._joining = threading.Lock()
         places = places_of(tensors, metadata, template)
-        super().__init__(path, tensors, metadata, durable=durable, signature=signature, places=places)
+        super().__init__(
+            path, tensors, metadata, durable=durable, signature=signature, places=places, hashed=hashed
+        )
 
     def write(self, key: str, start: int, values: torch.Tensor) -> None:
         if key not in self._codes:

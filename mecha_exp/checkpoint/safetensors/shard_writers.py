@@ -13,6 +13,7 @@ from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.transaction.journal import Note
+from mecha_exp.checkpoint.transaction.running_hash import Hashed
 
 
 class ShardWriters:
@@ -39,14 +40,18 @@ class ShardWriters:
         *,
         durable: bool,
         signature: str | None,
+        hashed: Hashed | None = None,
     ) -> None:
         """Open the writer of one shard.
 
         Args:
             path: of the file.
             prefix: of its keys in the whole model, which the file leaves out.
+            hashed: receives its SHA-256 once it is committed; None computes none.
         """
-        writer = CheckpointWriter(path, tensors, metadata, durable=durable, signature=signature)
+        writer = CheckpointWriter(
+            path, tensors, metadata, durable=durable, signature=signature, hashed=hashed
+        )
         self._writers.append(writer)
         self._writer_of |= {prefix + key: (writer, key) for key in tensors}
         self.finished |= {prefix + key: note for key, note in writer.finished.items()}

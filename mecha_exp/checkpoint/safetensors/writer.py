@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from mecha_exp.checkpoint.positional import (
     PositionalFile,
     adjacent,
     byte_view,
+    identity_of,
     parts_of,
     require_little_endian,
 )
@@ -24,6 +25,7 @@ from mecha_exp.checkpoint.transaction.journal import Finished, Journal, Note, re
 from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, PARTIAL, sibling
 from mecha_exp.checkpoint.transaction.recovery import remove_beside
+from mecha_exp.checkpoint.transaction.running_hash import Hashed, RunningHash
 from mecha_exp.checkpoint.transaction.space import allocated_blocks, cannot_write, check_writable, preallocate
 from mecha_exp.checkpoint.transaction.staging import sync
 from mecha_exp.errors import CheckpointError, did_you_mean, some
@@ -76,6 +78,7 @@ class CheckpointWriter:
     Args:
         signature: a hash of all that decides the bytes; None to never resume.
         places: of a file in another format than safetensors.
+        hashed: receives the SHA-256 of the committed file, which is computed meanwhile; None computes none.
 
     Attributes:
         finished: the keys that an earlier run finished, with its notes. Writing them again does nothing.
@@ -90,12 +93,14 @@ class CheckpointWriter:
         durable: bool = True,
         signature: str | None = None,
         places: Places | None = None,
+        hashed: Hashed | None = None,
     ) -> None:
         require_little_endian()
         self.path = Path(path).absolute()
         self.finished: Mapping[str, Note] = {}
         self._durable = durable
         self._signature = signature
+        self._hashed = hashed
         self._tensors = dict(tensors)
         places = places or Places.in_safetensors(tensors, metadata)
         self._header, self._offsets, self._sizes, self.nbytes = places
@@ -107,6 +112,7 @@ class CheckpointWriter:
         self._flushed_at = time.monotonic()
         self._file: PositionalFile | None = None
         self._journal: Journal | None = None
+        self._hash: RunningHash | None = None
         self._lock: TargetLock | None = None
         try:
             self._open()
@@ -161,6 +167,7 @@ class CheckpointWriter:
                 begin += nbytes
         with self._changed:
             self._written.update((key, self._sizes[key]) for key in counts)
+        self._let_hash(counts)
 
     @contextlib.contextmanager
     def writing_at(self, key: str) -> Iterator[FileRegion | None]:
@@ -176,6 +183,9 @@ class CheckpointWriter:
         """Count bytes of a key that were written at its region."""
         with self._changed:
             self._written[key] += nbytes
+            is_complete = self._written[key] == self._sizes[key]
+        if is_complete:
+            self._let_hash([key])
 
     def finish(self, key: str, note: Note | None = None) -> None:
         """Record that all of a key was written, with a note: a writer that resumes has both in `finished`."""
@@ -207,12 +217,16 @@ class CheckpointWriter:
             self._require_untouched(file)
             if self._durable:
                 os.fsync(file.descriptor)
+            sha256 = self._hash.result() if self._hash is not None else None
+            identity = identity_of(file.stat())
             file.close()  # before the rename: Windows does not move an open file
             file.path.replace(self.path)
         if self._durable:
             with contextlib.suppress(OSError):  # the file is renamed already
                 sync(self.path.parent)
         self.abort()  # removes the journal and frees the lock
+        if self._hashed is not None and sha256 is not None:
+            self._hashed(self.path, sha256, identity)
         return self.path
 
     def _require_untouched(self, file: PositionalFile) -> None:
@@ -265,6 +279,8 @@ class CheckpointWriter:
             self._changed.wait_for(lambda: not self._writing)
         lock, self._lock = self._lock, None
         try:
+            if self._hash is not None:
+                self._hash.stop()
             if self._journal is not None:
                 self._journal.close()
             if file is not None:
@@ -292,6 +308,10 @@ class CheckpointWriter:
                 self._journal = Journal(sibling(self.path, JOURNAL), self._signature, inode, finished)
         self.finished = finished.keys
         self._written |= {key: self._sizes[key] for key in self.finished}
+        if self._hashed is not None and self._file is not None:
+            ends = {key: self._offsets[key] + size for key, size in self._sizes.items()}
+            self._hash = RunningHash(self._file, ends, self.nbytes)
+            self._let_hash(key for key, size in self._sizes.items() if self._written[key] == size)
 
     def _reopen(self) -> Finished:
         """Open the partial file of an interrupted run, if it can be resumed. Returns its finished keys."""
@@ -350,6 +370,11 @@ class CheckpointWriter:
         if self._file is None:
             raise CheckpointError(f"{self.path}: this writer is closed.")
         return self._file
+
+    def _let_hash(self, keys: Iterable[str]) -> None:
+        """Have keys hashed, if a hash is wanted: all of their bytes are written."""
+        if self._hash is not None:
+            self._hash.add(keys)
 
     def _count(self, key: str) -> str:
         return f"{self._written[key]:,} of {self._sizes[key]:,} bytes"

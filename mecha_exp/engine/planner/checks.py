@@ -10,7 +10,8 @@ from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
-from mecha_exp.errors import CheckpointError, did_you_mean, some
+from mecha_exp.engine.planner.resolution import is_statistics
+from mecha_exp.errors import CheckpointError, counted, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, calls_of
 from mecha_exp.recipe.keys import merges_nothing
@@ -81,6 +82,24 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
 def merges_of_no_key(recipes: Iterable[Node]) -> Iterator[str]:
     """Merges that are for some keys, where the models have none of these."""
     yield from filter(None, map(merges_nothing, calls_of(*recipes)))
+
+
+def repeated_models(recipes: Iterable[Node], sources: Sources) -> Iterator[str]:
+    """Lists of models, as of experts, in which one file or folder stands more than once."""
+    for call in calls_of(*recipes):
+        for name, value in call.arguments:
+            by_path: dict[Path, list[str]] = {}
+            for child in value if isinstance(value, tuple) else ():
+                if not isinstance(child, ModelNode) or is_statistics(child):
+                    continue
+                if (source := sources[child]).path is not None:
+                    by_path.setdefault(source.path.resolve(), []).append(source.name)
+            for names in by_path.values():
+                if len(names) > 1:
+                    yield (
+                        f"{call.method.identifier}: {name}: one model is given {len(names)} times, and "
+                        f"counts as often: {', '.join(names)}. Leave out all but one, unless that is meant."
+                    )
 
 
 def missing_values(classes: Classes) -> Iterator[str]:
@@ -175,4 +194,5 @@ def _different(
         lines = [f"{key}: {differences[each]}" for key, each in classes.items() if each in differences]
         shown = "".join(f"\n    {line}" for line in lines[:SHOWN_KEYS])
         rest = f"\n    and {len(lines) - SHOWN_KEYS} more" if len(lines) > SHOWN_KEYS else ""
-        yield f"{len(lines)} keys have {what} between the inputs:{shown}{rest}\n    {cure}"
+        count = counted(len(lines), "key has", "keys have")
+        yield f"{count} {what} between the inputs:{shown}{rest}\n    {cure}"

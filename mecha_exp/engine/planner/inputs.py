@@ -13,7 +13,7 @@ from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
 from mecha_exp.engine.planner.keys.extra_keys import drop_extra_keys
 from mecha_exp.engine.planner.vocabulary import models_merged, unify_vocabularies
 from mecha_exp.engine.report import Notice
-from mecha_exp.errors import ConfigError, RecipeError, some
+from mecha_exp.errors import ConfigError, RecipeError, counted, some
 from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, walk
 from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.format_view import ConvertedSource
@@ -155,8 +155,8 @@ def _only_finite(recipes: Sequence[Node]) -> set[ModelNode]:
 def _spoilt_lines(sources: Iterable[FiniteSource]) -> list[str]:
     """A line about each input with keys that count as missing."""
     return [
-        f"{source.name}: {len(source.spoilt)} keys count as missing, since they have values that are not "
-        f"finite: {some(sorted(source.spoilt))}"
+        f"{source.name}: {counted(len(source.spoilt), 'key counts', 'keys count')} as missing, with "
+        f"values that are not finite: {some(sorted(source.spoilt))}"
         for source in sorted(sources, key=lambda source: str(source.name))
         if source.spoilt
     ]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.checks import Classes, MergedModels
-from mecha_exp.errors import some
+from mecha_exp.engine.planner.keys.specialisation import KeyClass
+from mecha_exp.errors import counted, some
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.source import same_bytes
@@ -27,6 +28,27 @@ COUNTERS = frozenset(
 """The last words of keys that count something, or that number positions."""
 
 
+COMPLEX = "C64"
+"""The dtype of complex numbers in a header."""
+
+_KINDS = (
+    (
+        False,
+        "not floating point",
+        "Merging would copy them from the first input beside weights of all. If they are codes of quantised "
+        "weights, merge the models as they were before. If they only count or number something, "
+        "on_integers=base takes them from the first input.",
+    ),
+    (
+        True,
+        f"complex ({COMPLEX})",
+        "Complex numbers are not merged. Store their real and imaginary parts as two floating-point tensors "
+        "(torch.view_as_real), or take them from the first input with on_integers=base.",
+    ),
+)
+"""What is copied: whether it is complex, its words, and the cure where it differs."""
+
+
 def is_counter(key: str) -> bool:
     """Whether a key is a counter or a table of positions, by its last word."""
     return key.rpartition(".")[2] in COUNTERS
@@ -35,7 +57,7 @@ def is_counter(key: str) -> bool:
 def different_integers(
     classes: Classes, merged: MergedModels, sources: Sources, configs: ConfigInference
 ) -> Iterator[str]:
-    """A message about the keys of whole numbers that differ between the models merged there.
+    """Messages about keys of whole or complex numbers that differ between the models merged there.
 
     Args:
         classes: of the keys.
@@ -56,15 +78,16 @@ def different_integers(
         and not _is_of_config(key, models[0], configs)
         and not same_bytes(key, [sources[model] for model in models])
     ]
-    if different:
-        key = different[0]
-        names = " and ".join(dict.fromkeys(sources[model].name for model in merged[classes[key]]))
-        yield (
-            f"{len(different)} keys are not floating point and differ between the inputs: "
-            f"{some(different)} (first between {names}). Merging would copy them from the first input beside "
-            "weights of all. If they are codes of quantised weights, merge the models as they were before. "
-            "If they only count or number something, on_integers=base takes them from the first input."
-        )
+    for is_complex, what, cure in _KINDS:
+        keys = [key for key in different if (_dtype(classes[key], merged) == COMPLEX) is is_complex]
+        if keys:
+            names = " and ".join(dict.fromkeys(sources[model].name for model in merged[classes[keys[0]]]))
+            count = counted(len(keys), f"key is {what} and differs", f"keys are {what} and differ")
+            yield f"{count} between the inputs: {some(keys)} (first between {names}). {cure}"
+
+
+def _dtype(each: KeyClass, merged: MergedModels) -> str:
+    return each.stored[merged[each][0]].dtype
 
 
 def _is_of_config(key: str, model: ModelNode, configs: ConfigInference) -> bool:

@@ -19,6 +19,7 @@ from mecha_exp.checkpoint.gguf.writer import GgufTemplate
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.shards import is_file_name
 from mecha_exp.checkpoint.sidecars import SmallFiles
+from mecha_exp.checkpoint.transaction.running_hash import Hashed
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
 from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
@@ -65,6 +66,8 @@ class Job:
             none. `merge` and the command line give one (`publishing/card.py`).
         quantize: `fp8_scaled` writes the matrices of linear layers as float8_e4m3fn with a scale each, in
             ComfyUI's layout, and all else in its dtype; None writes numbers.
+        hashed: receives path, SHA-256 and identity of each file of weights once it is in its place; None
+            computes no hashes. They are computed while the files are written.
         caches: by node the `cache` of its method, which lives from merge to merge.
 
     Raises:
@@ -82,6 +85,7 @@ class Job:
     quantize: str | None = None
     small_files: SmallFiles = field(default_factory=dict)
     card: Callable[[], bytes] | None = field(default=None, repr=False)
+    hashed: Hashed | None = field(default=None, repr=False)
     caches: Mapping[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -234,8 +238,8 @@ class Plan:
         if template is not None:
             template = self._with_small_files(template, self.jobs[job], first)
         gguf = GgufTemplate.of(as_stored(first), keeps_codes=self.jobs[job].dtype is None)
-        layout, card = self.layouts[job], self.jobs[job].card
-        return Destination(output, layout, shard_size, template, gguf=gguf, card=card)
+        layout, card, hashed = self.layouts[job], self.jobs[job].card, self.jobs[job].hashed
+        return Destination(output, layout, shard_size, template, gguf=gguf, card=card, hashed=hashed)
 
     def _with_small_files(self, template: Template, job: Job, first: Source) -> Template:
         """The template with the files and settings that a job and its recipe change.

@@ -28,7 +28,7 @@ from mecha_exp.engine.planner.plan import Job, Plan
 from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import prefix_of
-from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, some
+from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, counted, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.paths import missing_paths
@@ -145,6 +145,8 @@ class _Planner:
         self._check_values(classes)
         self._check_inputs(classes)
         self._warn_of_unused_modules()
+        for notice in checks.repeated_models((job.recipe for job in self._jobs), self._sources):
+            self._warn(notice)
         self._note_statistics(classes)
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(classes))
         plans = tuple(planner.plan(key, each) for key, each in classes.items())
@@ -222,14 +224,18 @@ class _Planner:
                 self._warn(note)
             problems.add_all(wrong)
         elif self._options.on_missing == "skip":
-            self._warn(f"{len(lacking)} keys are not in every input and are left out: {some(lacking)}")
+            count = counted(
+                len(lacking), "key is not in every input and is", "keys are not in every input and are"
+            )
+            self._warn(f"{count} left out: {some(lacking)}")
 
     def _warn_of_unused_modules(self) -> None:
         """Warn of modules of a LoRA file for which the model's format has no tensor."""
         for model, source in self._sources.items():
             if isinstance(source, DeltaSource) and source.unused:
                 self._warn(
-                    f"{source.name}: {len(source.unused)} keys are left out, as '{model.config}' has nothing "
+                    f"{source.name}: {counted(len(source.unused), 'key is', 'keys are')} left out, as "
+                    f"'{model.config}' has nothing "
                     f"that they change: {some(source.unused, 5)}"
                 )
 
@@ -280,7 +286,7 @@ def _notes_on(source: StatisticsSource, keys: Collection[str]) -> Iterator[str]:
     without = [key for key in keys if key in source.unmeasured and source.is_arithmetic_at(key)]
     if without:
         yield (
-            f"{len(without)} of {len(keys)} keys have no {source.kind} and {source.without}: "
+            f"{len(without)} of {counted(len(keys), 'key')} have no {source.kind} and {source.without}: "
             f"{some(without, 3)}"
         )
     if source.is_of_few_examples:

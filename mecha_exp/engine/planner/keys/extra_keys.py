@@ -15,7 +15,7 @@ from mecha_exp.architectures import AdapterConfig, ModelConfig, resolve, sized_f
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.report import About, Notice
-from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.errors import CheckpointError, Problems, counted, some
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.source import infos_of
@@ -36,8 +36,9 @@ class ExtraKeys:
     keys: tuple[str, ...]
 
     def __str__(self) -> str:
+        count = counted(len(self.keys), "key that is", "keys that are")
         return (
-            f"{self.name} has {len(self.keys)} keys that are not in its model config "
+            f"{self.name} has {count} not in its model config "
             f"'{self.config.identifier}': {some(self.keys, 5)}"
         )
 

@@ -15,7 +15,7 @@ from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.program import Program
-from mecha_exp.errors import ConfigError, some
+from mecha_exp.errors import ConfigError, counted, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, calls_of
 from mecha_exp.method_api.method import Kind
 from mecha_exp.random import uniform
@@ -95,14 +95,16 @@ def _sees_more(node: MergeNode, program: Program) -> bool:
 
 def split_notice(keys: Sequence[str]) -> str:
     """A sentence about stacks that are merged expert by expert."""
-    return f"{len(keys)} keys hold several experts each, which are merged one by one: {some(keys, 3)}"
+    count = counted(len(keys), "key holds several experts", "keys hold several experts each")
+    return f"{count}, which are merged one by one: {some(keys, 3)}"
 
 
 def doubt(keys: Sequence[str]) -> str:
     """The message about keys that look like stacks although nothing says so."""
+    count = counted(len(keys), "key looks", "keys look")
     return (
-        f"{len(keys)} keys look like several experts in one tensor, and no model config says whether they "
-        f"are: {some(keys, 3)}. It matters to the recipe's methods of whole tensors, rows or ranks. "
+        f"{count} like several experts in one tensor, and no model config says whether that is so: "
+        f"{some(keys, 3)}. It matters to the recipe's methods of whole tensors, rows or ranks. "
         "stacked_experts=split merges each slice along the first axis by itself, and stacked_experts=whole "
         "each of these keys as one tensor. A model config marks such keys with 'stacked: true'."
     )
