@@ -2,6 +2,7 @@
 
     python -m bench.large --disk /var/tmp --layers 2          a quick look, 2.9 GB a model
     python -m bench.large --disk /var/tmp --save              Llamas of 8B shape, 16 GB a model
+    python -m bench.large --layers 2 --vocabulary 16032       1.1 GB a model
     python -m bench.large --mergekit .bench/mergekit/bin/mergekit-yaml
     python -m bench.large --parts                             what of a merge the journal and SHA-256 take
 
@@ -47,6 +48,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where models and outputs lie")
     parser.add_argument("--layers", type=int, default=32, help="of the models (default: %(default)s)")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="its size (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument("--cases", nargs="+", choices=WORKS, default=[*WORKS], help="only these")
     parser.add_argument("--mergekit", type=Path, help="its program mergekit-yaml; without it we are alone")
@@ -58,9 +60,9 @@ def main() -> None:
         merge(*options.work)
         return
     folder = options.disk / "mecha_exp_large"
-    models = [
-        make_llama(folder / f"{options.layers}-{n}", options.layers, n) for n in range(max(WORKS.values()))
-    ]
+    sizes = options.layers, options.vocabulary
+    name = "-".join(map(str, sizes))
+    models = [make_llama(folder / f"{name}-{n}", *sizes, n) for n in range(max(WORKS.values()))]
     if options.parts:
         text = f"{table(parts(models, folder / 'output'))}\n\n{machine()}; {options.layers} layers."
         publish("What the journal and SHA-256 take of a large merge", text, save=options.save)
@@ -197,11 +199,11 @@ def mergekit_config(work: str, models: Sequence[str]) -> dict[str, object]:
     return {**own, "models": given, "dtype": "bfloat16"}
 
 
-def make_llama(folder: Path, layers: int, number: int) -> Path:
+def make_llama(folder: Path, layers: int, vocabulary: int, number: int) -> Path:
     """A folder with the weights of a Llama in shards and its config.json; one that is there is kept."""
     if (folder / "config.json").exists():
         return folder
-    layout = {key: ("BF16", shape) for key, shape in llama_shapes(layers).items()}
+    layout = {key: ("BF16", shape) for key, shape in llama_shapes(layers, vocabulary).items()}
     with_seeds = enumerate(layout.items())
     writer = Destination(folder, layout, SHARD_BYTES).open({"format": "pt"}, False, None)
     try:
@@ -214,11 +216,11 @@ def make_llama(folder: Path, layers: int, number: int) -> Path:
         writer.commit()
     finally:
         writer.abort()
-    (folder / "config.json").write_text(json.dumps(llama_config(layers)))
+    (folder / "config.json").write_text(json.dumps(llama_config(layers, vocabulary)))
     return folder
 
 
-def llama_shapes(layers: int) -> dict[str, tuple[int, ...]]:
+def llama_shapes(layers: int, vocabulary: int = VOCABULARY) -> dict[str, tuple[int, ...]]:
     """The keys and shapes of Llama 3 8B with so many layers."""
     matrices = {
         "self_attn.q_proj": (HIDDEN, HIDDEN),
@@ -231,13 +233,13 @@ def llama_shapes(layers: int) -> dict[str, tuple[int, ...]]:
         "input_layernorm": (HIDDEN,),
         "post_attention_layernorm": (HIDDEN,),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, HIDDEN)}
     for layer in range(layers):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in matrices.items()}
-    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (vocabulary, HIDDEN)}
 
 
-def llama_config(layers: int) -> dict[str, object]:
+def llama_config(layers: int, vocabulary: int) -> dict[str, object]:
     """The config.json that mergekit and transformers read."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -247,7 +249,7 @@ def llama_config(layers: int) -> dict[str, object]:
         "num_hidden_layers": layers,
         "num_attention_heads": HIDDEN // 128,
         "num_key_value_heads": KEYS_AND_VALUES // 128,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
