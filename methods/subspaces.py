@@ -21,12 +21,12 @@ Decomposed = Parameter(
 )
 
 
-def is_decomposed(shape: Sequence[int], variant: str, key: str) -> bool:
+def is_decomposed(shape: Sequence[int], variant: str, key: str = "") -> bool:
     """Whether a tensor is a matrix: two axes, and not CLIP's `text_projection`; as rows two and more."""
     return len(shape) > 1 if variant == "rows" else len(shape) == 2 and "text_projection" not in key
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor(elements=lambda shape, *, variant: 2 * math.prod(shape) if is_decomposed(shape, variant) else None)
 def known_parts(a: Model, variant: Parameter(str), **kwargs: Any) -> Return(Tensor, "param"):
     """U, S and V^T of a matrix; the vectors of singular values that are rounding errors are zeros.
 
@@ -43,7 +43,7 @@ def _known(sizes: Tensor, a: Tensor) -> Tensor:
     return sizes > sizes[:1].sum() * max(a.flatten(1).shape) * torch.finfo(sizes.dtype).eps
 
 
-@factor()
+@factor(elements=lambda shape, *, variant: math.prod(shape) if is_decomposed(shape, variant) else None)
 def flattened(total: Model, variant: Parameter(str), **kwargs: Any) -> Return(Tensor, "param"):
     """mean(S) U V^T of a matrix; nothing for what is not decomposed, see `is_decomposed`."""
     if not is_decomposed(total.shape, variant, kwargs["key"]):
@@ -81,7 +81,11 @@ def iso_c(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed 
     return add_merged(base, models, scale, merge)
 
 
-@factor(elements=lambda shape, *, tasks: 2 * math.prod(shape) // tasks)
+@factor(
+    elements=lambda shape, *, tasks, variant: (
+        2 * math.prod(shape) // tasks if is_decomposed(shape, variant) else None
+    )
+)
 def leading_parts(delta: Delta, tasks: Parameter(int), variant: Parameter(str), **kwargs: Any) -> Return(
     Tensor, "param"
 ):
@@ -119,7 +123,7 @@ def _in_frames(left: Tensor, sizes: Tensor, right: Tensor) -> Tensor:
 @merge_method(register=False)
 def made_or_mean(mean: Delta, made: Small) -> Return(Tensor, "delta"):
     """What a factor made; the mean where it made nothing."""
-    return made[0].reshape(mean.shape) if made else mean.clone()
+    return made[0].reshape(mean.shape) if made else mean
 
 
 @merge_method(composite=True)
@@ -254,7 +258,7 @@ def twin(
     return add_merged(base, models, scale, merge)
 
 
-@factor(elements=lambda shape: math.prod(shape))
+@factor(elements=lambda shape, *, variant: math.prod(shape) if is_decomposed(shape, variant) else None)
 def spectrum_cut(delta: Delta, eta: Parameter(float), variant: Parameter(str), **kwargs: Any) -> Return(
     Tensor, "param"
 ):
@@ -277,7 +281,7 @@ def spectrum_cut(delta: Delta, eta: Parameter(float), variant: Parameter(str), *
 def mean_of_cuts(mean: Delta, *cuts: Small) -> Return(Tensor, "delta"):
     """The mean of what `spectrum_cut` made of each delta; where it made nothing the mean of the deltas."""
     if not cuts[0]:
-        return mean.clone()
+        return mean
     return sum(cut for (cut,) in cuts) / len(cuts)
 
 

@@ -200,7 +200,7 @@ def whole_model(method: Reduction, identifier: str | None = None, *, register: b
 
 
 def factor(
-    *, elements: Callable[..., int] = math.prod, register: bool = False
+    *, elements: Callable[..., int | None] = math.prod, register: bool = False
 ) -> Callable[[Callable[..., Any]], Factor]:
     """Make a factor of a function of whole tensors; see `Factor`. Whole-tensor methods take it as a `param`.
 

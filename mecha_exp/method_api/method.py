@@ -227,17 +227,20 @@ class Factor(MergeMethod):
 
     Attributes:
         elements: (shape, **arguments) -> the number of elements of the value, for the memory budget;
-            arguments are those of the method that it names as keywords.
+            arguments are those of the method that it names as keywords. None where nothing is made of such a
+            shape: then the method is not called, and its value is ().
     """
 
-    def __init__(self, function: Callable[..., Any], identifier: str, elements: Callable[..., int]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], identifier: str, elements: Callable[..., int | None]
+    ) -> None:
         super().__init__(function, identifier, Kind.FACTOR)
         self.elements = elements
         named = inspect.signature(elements).parameters.values()
         self._named = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name in self.signature.names]
 
-    def size(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> int:
-        """The number of elements of the value for a tensor of a shape."""
+    def size(self, shape: tuple[int, ...], arguments: Mapping[str, Any]) -> int | None:
+        """The number of elements of the value for a tensor of a shape; None where nothing is made of it."""
         return self.elements(shape, **{name: arguments[name] for name in self._named})
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import mecha_exp as mx
 from mecha_exp import Parameter, Return, merge_method
+from mecha_exp.methods import subspaces
 
 
 @pytest.fixture
@@ -84,6 +85,44 @@ def test_the_size_of_a_factor_may_depend_on_its_hyperparameters():
     with mx.plan([mx.Job(recipe, {})]) as planned:
         assert planned.whole_bytes == 4 * (100 * 100 * 2 + 100 * 25)
     assert mx.merge(recipe)["w"].sum(1).tolist() == [100.0] * 25 + [0.0] * 75
+
+
+def test_a_factor_that_makes_nothing_of_a_shape_is_not_called_and_its_tiles_are_not_kept():
+    calls = []
+
+    @mx.factor(elements=lambda shape: math.prod(shape) if len(shape) == 2 else None)
+    def squared(a: Parameter(Tensor)) -> Return(Tensor, "param"):
+        calls.append(a.shape)
+        return (a @ a.mT,) if a.ndim == 2 else ()
+
+    @merge_method(register=False)
+    def made(a: Parameter(Tensor), parts: Parameter(Tensor, "param")) -> Return(Tensor):
+        return parts[0] if parts else a
+
+    model = mx.model({"w": torch.full((30, 30), 2.0), "b": torch.full((100,), 2.0)})
+    recipe = made(mx.n_average(model, model), squared(mx.weighted_sum(model, model, alpha=0.5)))
+
+    with mx.plan([mx.Job(recipe, {})]) as planned:
+        assert {key.key: key.structure.own_bytes for key in planned.keys} == {
+            "b": 4 * 100 * 2,  # the average, and what is made of it
+            "w": 4 * 900 * 3,  # beside the result of the factor
+        }
+    merged = mx.merge(recipe)
+    assert calls == [(30, 30)]
+    assert (merged["w"].unique().item(), merged["b"].unique().item()) == (120.0, 2.0)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("variant", ["paper", "rows"])
+@pytest.mark.parametrize("name", ["known_parts", "flattened", "leading_parts", "spectrum_cut"])
+def test_built_in_factors_make_nothing_where_they_say_so(name, variant, shape):
+    method = getattr(subspaces, name)
+    arguments = {"variant": variant, "tasks": 2, "eta": 40.0}
+    given = {n: v for n, v in arguments.items() if n in method.signature.names}
+
+    made = method.__wrapped__(torch.ones(shape), **given, key="layer.weight")
+
+    assert (method.size(shape, given) is None) == (made == ())
 
 
 def test_a_factor_is_no_model_and_no_tile(decomposed):

@@ -143,6 +143,7 @@ class Program:
     calls: Mapping[Node, Call] = field(repr=False)
     dtype: torch.dtype
     _whole: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, repr=False)
+    _unmade: dict[tuple[int, ...], frozenset[Node]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def full_passes(self) -> list[Pass]:
@@ -184,6 +185,16 @@ class Program:
                 released.setdefault(moment, []).append(child)
         return released
 
+    def unmade(self, shape: tuple[int, ...]) -> frozenset[Node]:
+        """The factors that make nothing of a shape, and the tiles that would be kept for them alone."""
+        if shape not in self._unmade:
+            before = [node for stage in self.stages for node in stage.before]
+            factors = {node for node in before if self._elements(node, shape) is None}
+            read = {child for node in before if node not in factors for child in node.children}
+            kept = {node for stage in self.stages for pass_ in stage.passes for node in pass_.kept}
+            self._unmade[shape] = frozenset(factors | (kept - read))
+        return self._unmade[shape]
+
     def whole_elements(self, shape: tuple[int, ...]) -> int:
         """How many numbers are held at once, at most, for a key of a shape: whole tensors and factors."""
         if shape not in self._whole:
@@ -196,11 +207,12 @@ class Program:
         for index, stage in enumerate(self.stages):
             for moment in (*stage.before, None):
                 held.update([moment] if moment else (node for pass_ in stage.passes for node in pass_.kept))
-                most = max(most, sum(self._elements(node, shape) for node in held))
+                held -= self.unmade(shape)
+                most = max(most, sum(self._elements(node, shape) or 0 for node in held))
                 held.difference_update(self.released.get((index, moment), ()))
         return most
 
-    def _elements(self, node: Node, shape: tuple[int, ...]) -> int:
+    def _elements(self, node: Node, shape: tuple[int, ...]) -> int | None:
         if self.extents[node] is Extent.SMALL:
             return 0
         if isinstance(node, MergeNode) and isinstance(node.method, Factor):

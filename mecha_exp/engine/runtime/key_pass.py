@@ -136,7 +136,8 @@ class KeyPass:
         else:
             values, peaks = self._run_methods(tile, scratch), {}
         for node in self._pass.kept:
-            self._values[node].view(-1)[tile.start : tile.stop] = values[node]
+            if node in self._values:
+                self._values[node].view(-1)[tile.start : tile.stop] = values[node]
         for node, outputs in self._spec.outputs:
             self._write(node, outputs, values.get(node), peaks.get(node), tile, scratch)
 

@@ -106,7 +106,8 @@ class ComputeKey(KeyTask):
         self._device = key.structure.device(context.plan.options)
         self._place = (key.key, part.expert)  # on the device
         self._stage = -1
-        self._values: dict[Node, torch.Tensor] = {}  # small and whole values, and kept tiles, by node
+        self._unmade = self._program.unmade(part.shape)
+        self._values: dict[Node, Any] = {}  # small and whole values, and kept tiles, by node
         self._accumulators: dict[MergeNode, Accumulator] = {}
         self.whole_bytes = context.plan.whole_bytes_of(key)
         for node in self._program.extents:
@@ -141,7 +142,7 @@ class ComputeKey(KeyTask):
     def _begin(self) -> list[TileTask]:
         stage = self._program.stages[self._stage]
         for node in stage.before:
-            self._values[node] = self._run_whole(node)
+            self._values[node] = () if node in self._unmade else self._run_whole(node)
             self._release(node)
         tasks: list[TileTask] = []
         for pass_ in stage.passes:
@@ -153,7 +154,7 @@ class ComputeKey(KeyTask):
             block = block_of(pass_.columns(self._tile.shape), bool(pass_.reductions))
             for node, _ in pass_.reductions:
                 self._accumulators[node] = self._accumulator(node, block)
-            for kept in pass_.kept:
+            for kept in self._kept(pass_):
                 self._values[kept] = torch.empty(self._tile.shape, dtype=self._dtype, device=self._device)
             spans = self._sampled_spans(pass_)
             key_pass = KeyPass(
@@ -189,9 +190,13 @@ class ComputeKey(KeyTask):
         for needless in self._program.released.get((self._stage, node), ()):
             self._values.pop(needless, None)
 
+    def _kept(self, pass_: Pass) -> list[Node]:
+        """The tiles of a pass that a later stage reads whole."""
+        return [node for node in pass_.kept if node not in self._unmade]
+
     def _is_needless(self, pass_: Pass) -> bool:
         """Whether a pass would only find known values, such as the entry of a rank after a lucky guess."""
-        if pass_.kept or pass_.outputs:
+        if self._kept(pass_) or pass_.outputs:
             return False
         return all(is_known(node, self._values.get(node)) for node, _ in pass_.reductions)
 
