@@ -5,6 +5,7 @@
     python -m bench.engine --cases ties slerp --no-peers    single rows
     python -m bench.engine --cases families --size half     a method of each family, 0.5 GB models
     python -m bench.engine --cases data --no-peers          merging with data, and the methods of its years
+    python -m bench.engine --cases peers --size small       each method that a peer has too
     python -m bench.engine --cases all --size small --no-peers    every row, and one for each method
     python -m bench.engine --cases sdxl --disk /var/tmp     what needs more room than the memory disk has
 
@@ -221,7 +222,7 @@ CASES = [
     *WITH_DATA.values(),
     *OF_ARGUMENTS.values(),
 ]
-EVERY_FAMILY, EVERYTHING, DATA = "families", "all", "data"
+EVERY_FAMILY, EVERYTHING, DATA, SHARED = "families", "all", "data", "peers"
 OF_DATA = (*WITH_DATA, *OF_ARGUMENTS, "norms", "outliers", "tasks", "isotropic_common")
 """The rows of `--cases data`, beside `RECENT`."""
 BY_NAME_ONLY = ("sdxl", *FAMILIES, *WHOLE_MODEL, *SLOW, *WITH_DATA, *OF_ARGUMENTS)
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument(
         "--size", default=SIZE_OF_BARS, choices=["small", "half", "sd15", "sdxl"], help="of the models"
     )
-    names = [*(case.name for case in CASES), EVERY_FAMILY, EVERYTHING, DATA]
+    names = [*(case.name for case in CASES), EVERY_FAMILY, EVERYTHING, DATA, SHARED]
     parser.add_argument(
         "--cases", nargs="*", choices=names, metavar="CASE", help=f"only these of: {', '.join(names)}"
     )
@@ -305,7 +306,8 @@ def chosen_cases(named: Sequence[str] | None) -> list[Case]:
     """The rows that are named, or all but the long ones.
 
     `families` has one for each family of methods, `data` those that merge with data and the methods of the
-    same years, and `all` every row but that of SDXL and one for each method.
+    same years, `peers` one for each method that a peer has too, and `all` every row but that of SDXL and one
+    for each method.
     """
     if not named:
         return [case for case in CASES if case.name not in BY_NAME_ONLY]
@@ -315,6 +317,7 @@ def chosen_cases(named: Sequence[str] | None) -> list[Case]:
     return [
         *(case for case in CASES if case.name in wanted),
         *by_method(RECENT if DATA in named else ()),
+        *(case for case in by_method(measured_methods() if SHARED in named else ()) if len(case.tools) > 1),
     ]
 
 
