@@ -131,7 +131,17 @@ def _new_race(group: _Group, find_whole: FindWhole) -> Race | Hyperband:
     assert settings is not None
     if isinstance(settings, Fidelity):
         return Hyperband(settings, minimized=minimized)
-    return Race(Order.of(find_whole(dict(group.values())), settings.seed), settings, minimized=minimized)
+    order = Order.of(find_whole(dict(group.values())), settings.seed)
+    return Race(order, settings, minimized=minimized, best=_best_outcome(point))
+
+
+def _best_outcome(point: Point) -> float | None:
+    """The best value that an example can have, as far as the evaluator says so for this direction."""
+    evaluation = point.scoring.evaluations[0]
+    tell = evaluation.evaluator.best_outcome
+    if tell is None or evaluation.evaluator.direction != point.scoring.direction:
+        return None
+    return tell(point.context, evaluation.parameters)
 
 
 def _measure(

@@ -23,6 +23,7 @@ Options = Mapping[str, Any]
 Score: TypeAlias = "Callable[..., Mapping[str, float] | Outcomes | Measurement]"
 Check = Callable[[Shapes, Context, Options], None]
 Depends = Callable[[Context, Options], Any]
+BestOutcome = Callable[[Context, Options], float | None]
 
 DIRECTIONS = ("maximize", "minimize")
 WEIGHT_STATS = "weight_stats"
@@ -73,6 +74,7 @@ class Evaluator:
         takes_examples: whether it can measure some of its examples alone.
         fidelities: parameters of which less costs less and says less.
         check_examples: raises a `ConfigError` where its examples cannot be measured alone after all.
+        best_outcome: the best value that an example can have; None where that is not known.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Evaluator:
     takes_examples: bool = False
     fidelities: tuple[str, ...] = ()
     check_examples: Check | None = None
+    best_outcome: BestOutcome | None = None
 
     @property
     def accepted(self) -> dict[str, inspect.Parameter]:
