@@ -548,8 +548,8 @@ def test_a_race_is_refused_where_the_evaluator_cannot_run_one(racer):
     assert str(raised.value) == (
         "evaluator.race=true: the evaluator 'test_racer' cannot measure some of its examples alone, so "
         "points cannot race. Leave it out, or use one of clip_zero_shot, digits, forward, "
-        "image_classification, lm_eval, mini8, perplexity, test_racer, text_classification; one of yours can "
-        "when it declares takes_examples=True."
+        "image_classification, images, lm_eval, mini8, perplexity, test_racer, text_classification; one of "
+        "yours can when it declares takes_examples=True."
     )
     with pytest.raises(ConfigError) as raised:
         read(racer, metric="loss", race=HALVING)
