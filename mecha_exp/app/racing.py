@@ -135,7 +135,8 @@ def _new_race(group: _Group, find_whole: FindWhole) -> Race | Hyperband:
     if isinstance(settings, Fidelity):
         return Hyperband(settings, minimized=minimized)
     order = Order.of(find_whole(dict(group.values())), settings.seed)
-    return Race(order, settings, minimized=minimized, best=_best_outcome(point))
+    best = _best_outcome(point) if settings.best is None else settings.best
+    return Race(order, settings, minimized=minimized, best=best)
 
 
 def _best_outcome(point: Point) -> float | None:

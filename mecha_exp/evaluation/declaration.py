@@ -30,7 +30,7 @@ WEIGHT_STATS = "weight_stats"
 """The name of the comparison with the inputs, which is measured during the merge, without a state dict."""
 SPLIT, CONTEXT, EXAMPLES = "split", "context", "examples"
 """The parameters of an evaluator that no configuration sets: the part of its data, the point, examples."""
-RACE = ("race", "race_alpha", "race_seed", "race_looks", "fidelity")
+RACE = ("race", "race_alpha", "race_seed", "race_looks", "race_best", "fidelity")
 SETTINGS = (
     *("name", "also", "metric", "direction", "timeout", "workers", "devices", "sheet"),
     *RACE,

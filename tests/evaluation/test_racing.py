@@ -221,8 +221,9 @@ def test_a_score_above_the_best_is_refused():
     dropped, errors = race_of(points, best=2.0).run(list(points), *Sweep(points).both)
 
     assert str(errors["one"]) == (
-        "evaluator.race=true needs outcomes of at most 2, and an example of the task 'a' has 2.5. Use "
-        "evaluator.race=halving, which needs no bounds, or leave it out."
+        "evaluator.race=true needs outcomes of at most 2, and an example of the task 'a' has 2.5. Say the "
+        "best that there can be with evaluator.race_best, or use evaluator.race=halving, which needs no "
+        "bounds."
     )
     assert list(errors) == ["one"] and not dropped
 
@@ -287,7 +288,8 @@ def test_a_loss_below_0_is_refused():
 
     assert str(errors["one"]) == (
         "evaluator.race=true needs outcomes of at least 0, such as bits, and an example of the task 'a' has "
-        "-2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
+        "-2.5. Say the best that there can be with evaluator.race_best, or use evaluator.race=halving, which "
+        "needs no bounds."
     )
 
 
@@ -401,7 +403,8 @@ def test_the_test_needs_bounded_outcomes_and_halving_does_not():
 
     assert str(errors["one"]) == (
         "evaluator.race=true needs outcomes from 0 to 1, such as hits, and an example of the task 'a' has "
-        "2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
+        "2.5. Say the best that there can be with evaluator.race_best, or use evaluator.race=halving, which "
+        "needs no bounds."
     )
     assert dropped == {"two": Dropped(5, 1.5)}
 
@@ -481,6 +484,7 @@ def test_the_settings_of_a_race(racer):
     assert read(racer) is None and read(racer, race=False) is None
     assert read(racer, race=True) == RaceSettings("test", 0.05, 0)
     assert read(racer, race=HALVING, race_alpha=0.1, race_seed=3) == RaceSettings(HALVING, 0.1, 3)
+    assert read(racer, race=True, race_best=10) == RaceSettings(best=10.0)
     assert read(racer, race=HALVING) == RaceSettings(HALVING, looks=(1 / 12, 1 / 4))
     assert read(racer, race=HALVING, race_looks=["1/9", 0.5]) == RaceSettings(HALVING, looks=(1 / 9, 0.5))
 
@@ -496,6 +500,23 @@ def test_the_settings_of_a_race(racer):
         (
             {"race": True, "race_alpha": 1.0},
             "evaluator.race_alpha=1.0: expected a probability between 0 and 1, such as 0.05.",
+        ),
+        *(
+            (
+                {"race": True, "race_best": best},
+                f"evaluator.race_best={best}: expected the best value that an example can have, such as 10.",
+            )
+            for best in ("ten", True, math.inf, math.nan, [10])
+        ),
+        (
+            {"race": HALVING, "race_best": 10},
+            "evaluator.race_best=10: only evaluator.race=true takes it, and the race is halving. Leave one "
+            "of the two out.",
+        ),
+        (
+            {"race_best": 10},
+            "evaluator.race_best=10: only evaluator.race=true takes it, and the race is false. Leave one of "
+            "the two out.",
         ),
         ({"race_alpha": 0}, "evaluator.race_alpha=0: expected a probability between 0 and 1, such as 0.05."),
         (

@@ -41,6 +41,9 @@ def alone(pictures, prompts):
     pixels = [np.asarray(picture) for picture in pictures]
     return [float(((values > 0) & (values < 255)).mean()) for values in pixels]
 
+def tenfold(pictures, prompts):
+    return [10 * score for score in alone(pictures, prompts)]
+
 def together(pictures, prompts):
     scores = np.array([np.asarray(picture).mean() for picture in pictures])
     return scores - scores.mean()
@@ -181,6 +184,17 @@ def test_a_race_that_was_interrupted_draws_no_picture_twice(command, folder, min
     rows = command(MANY[:16], *words, to="race")
 
     assert drawn.total() == 2 * 16 + sum(float(row["race/examples"]) for row in rows.values())
+
+
+def test_a_score_of_another_scale_races_by_the_best_that_is_said(command, mine, drawn):
+    words = (f"evaluator.scorer={mine}:tenfold", "evaluator.race=true", "evaluator.race_best=10")
+
+    rows = command(MANY[:32], *words, to="race")
+
+    assert rows["6.0"]["status"] == "DROPPED" and float(rows["6.0"]["race/score"]) > 1
+    left = [row for row in rows.values() if row["status"] == "FINISHED"]
+    assert left and all(float(row["score"]) > 9 for row in left)
+    assert drawn.total() == 2 * 32 + sum(float(row["race/examples"]) for row in rows.values())
 
 
 def test_a_sheet_says_which_pictures_were_not_drawn(command, mine, tmp_path):

@@ -220,7 +220,8 @@ class Race:
             if len(outside):
                 raise EvaluationError(
                     f"evaluator.race=true needs outcomes {expected} and an example of the task '{task}' has "
-                    f"{outside[0]:g}. Use evaluator.race=halving, which needs no bounds, or leave it out."
+                    f"{outside[0]:g}. Say the best that there can be with evaluator.race_best, or use "
+                    "evaluator.race=halving, which needs no bounds."
                 )
 
     def _behind(self, active: Mapping[str, _Runner], leader: str | None, start: int, end: int) -> list[str]:
