@@ -13,6 +13,7 @@ from mecha_exp.evaluation import Context, Evaluation, Measurement, Scoring
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, Order, Race
 from mecha_exp.evaluation.racing.order import Part
+from mecha_exp.runs.files import FILES, add_files, write_files
 from mecha_exp.system.texts import json_hash
 
 FindWhole = Callable[[Mapping[Point, Merged]], Outcomes]
@@ -68,6 +69,8 @@ class Races:
             if point.scoring.race is not None and merged.model is not None:
                 groups.setdefault(_key(point), {})[point.digest] = point, merged
         for key, group in groups.items():
+            for point, _ in group.values():  # of an earlier start
+                write_files({}, point.folder / FILES)
             try:
                 race = self._races.get(key) or _new_race(group, find_whole)
             except EvaluationError as error:
@@ -131,21 +134,37 @@ def _new_race(group: _Group, find_whole: FindWhole) -> Race | Hyperband:
     assert settings is not None
     if isinstance(settings, Fidelity):
         return Hyperband(settings, minimized=minimized)
-    return Race(Order.of(find_whole(dict(group.values())), settings.seed), settings, minimized=minimized)
+    order = Order.of(find_whole(dict(group.values())), settings.seed)
+    best = _best_outcome(point) if settings.best is None else settings.best
+    return Race(order, settings, minimized=minimized, best=best)
+
+
+def _best_outcome(point: Point) -> float | None:
+    """The best value that an example can have, as far as the evaluator says so for this direction."""
+    evaluation = point.scoring.evaluations[0]
+    tell = evaluation.evaluator.best_outcome
+    if tell is None or evaluation.evaluator.direction != point.scoring.direction:
+        return None
+    return tell(point.context, evaluation.parameters)
 
 
 def _measure(
     group: _Group, context_of: ContextOf, names: Sequence[str], part: Part
 ) -> dict[str, Outcomes | EvaluationError]:
-    """The outcomes of points on some examples, or why there are none; workers measure side by side."""
+    """The outcomes of points on some examples, or why there are none; workers measure side by side.
+
+    Files go to the folders of the points at once: those that are dropped keep them.
+    """
     contexts = {name: replace(context_of(group[name][0]), among=_digest(part)) for name in names}
     measuring = {name: _started(*group[name], part, contexts[name]) for name in names}
     measured: dict[str, Outcomes | EvaluationError] = {}
     for name, result in measuring.items():
         try:
-            if (outcomes := result().outcomes) is None:
-                raise without_outcomes(group[name][0])
-            measured[name] = outcomes
+            measurement, point = result(), group[name][0]
+            if measurement.outcomes is None:
+                raise without_outcomes(point)
+            measured[name] = measurement.outcomes
+            add_files(measurement.files, point.folder / FILES)
         except (EvaluationError, ConfigError) as error:
             measured[name] = EvaluationError(str(error), _key(group[name][0]))
     return measured

@@ -260,7 +260,8 @@ def _measure(run: _PointRun, bench: Workbench, point: Point, merged: Merged) -> 
     rows = measured.rows(POINT, record.name, point.expert_set)
     rows += [part for name, m in inputs.items() for part in m.rows(INPUT, name, point.expert_set)]
     write_outcomes(rows, point.folder / OUTCOMES_FILE)
-    write_files(measured.files, point.folder / FILES)
+    if measured.dropped is None:  # else the race has written them
+        write_files(measured.files, point.folder / FILES)
     for name, m in inputs.items():
         add_files_of_input(m.files, name, Path(HydraConfig.get().sweep.dir) if run.sweep else point.folder)
 

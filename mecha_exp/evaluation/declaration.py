@@ -23,13 +23,14 @@ Options = Mapping[str, Any]
 Score: TypeAlias = "Callable[..., Mapping[str, float] | Outcomes | Measurement]"
 Check = Callable[[Shapes, Context, Options], None]
 Depends = Callable[[Context, Options], Any]
+BestOutcome = Callable[[Context, Options], float | None]
 
 DIRECTIONS = ("maximize", "minimize")
 WEIGHT_STATS = "weight_stats"
 """The name of the comparison with the inputs, which is measured during the merge, without a state dict."""
 SPLIT, CONTEXT, EXAMPLES = "split", "context", "examples"
 """The parameters of an evaluator that no configuration sets: the part of its data, the point, examples."""
-RACE = ("race", "race_alpha", "race_seed", "race_looks", "fidelity")
+RACE = ("race", "race_alpha", "race_seed", "race_looks", "race_best", "fidelity")
 SETTINGS = (
     *("name", "also", "metric", "direction", "timeout", "workers", "devices", "sheet"),
     *RACE,
@@ -73,6 +74,7 @@ class Evaluator:
         takes_examples: whether it can measure some of its examples alone.
         fidelities: parameters of which less costs less and says less.
         check_examples: raises a `ConfigError` where its examples cannot be measured alone after all.
+        best_outcome: the best value that an example can have; None where that is not known.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Evaluator:
     takes_examples: bool = False
     fidelities: tuple[str, ...] = ()
     check_examples: Check | None = None
+    best_outcome: BestOutcome | None = None
 
     @property
     def accepted(self) -> dict[str, inspect.Parameter]:

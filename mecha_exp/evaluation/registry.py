@@ -18,6 +18,7 @@ from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.declaration import (
     DIRECTIONS,
     WEIGHT_STATS,
+    BestOutcome,
     Check,
     Depends,
     Evaluator,
@@ -62,6 +63,7 @@ def evaluator(
     takes_examples: bool = False,
     fidelities: Sequence[str] = (),
     check_examples: Check | None = None,
+    best_outcome: BestOutcome | None = None,
 ) -> Callable[[Score], Score]:
     """Register a function of a state dict, and parameters, to a dictionary of numbers or to `Outcomes`.
 
@@ -97,6 +99,9 @@ def evaluator(
             `("limit",)`: a search can stop bad trials at a ninth or a third of one (`sweep.fidelity=limit`).
         check_examples: a function like `check` that runs where points race, and raises a `ConfigError` where
             with these parameters an example has no value, or another one in a part than in the whole.
+        best_outcome: a function of a `Context` and the parameters to the best value that an example can have,
+            where nothing bounds the worst, so that points can race: the most, or with `minimize` the least.
+            None, or no function, is 0 with `minimize`, and values from 0 to 1 with `maximize`.
 
     The function's first parameter is the state dict (key to tensor), which it must not change. The others are
     set by the keys of the configuration's `evaluator`, are checked against their annotations (`int`, `float`,
@@ -125,7 +130,7 @@ def evaluator(
         files = tuple(folder / path for path in data)
         described = (name, score, metric, direction, fits, version, dict(units or {}))
         hooks = (tuple(libraries), extra, check, depends, takes_examples, tuple(fidelities), check_examples)
-        entry = Evaluator(*described, tuple(splits), files, tuple(variables), *hooks)
+        entry = Evaluator(*described, tuple(splits), files, tuple(variables), *hooks, best_outcome)
         entry.check_parameters()
         _check_name(entry)
         _registry[name] = entry

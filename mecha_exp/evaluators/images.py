@@ -18,11 +18,14 @@ from mecha_exp.evaluators.common.devices import check_room
 from mecha_exp.evaluators.pictures.components import check_components, networks_of
 from mecha_exp.evaluators.pictures.drawing import Drawing, given_of, png
 from mecha_exp.evaluators.pictures.pipelines import check_pipeline, pipeline_folder, scheduler_class
+from mecha_exp.evaluators.pictures.racing import best_score, check_alone
 from mecha_exp.evaluators.pictures.scores import SCORER, check_scores, distance, score_files, scores_of
 from mecha_exp.evaluators.pictures.shots import shots_of
 
 __all__ = ["images"]
 
+TASK = "pictures"
+"""The name of the one task, whose examples are the pictures."""
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -39,6 +42,17 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
     check_components(folder, shapes, options["component"])
     check_room(options["device"], shapes, options["dtype"], context)
     check_scores(options, context.offline)
+
+
+def _check_examples(shapes: Shapes, context: Context, options: Options) -> None:
+    """Check that there is a score of quality for each picture alone, and several prompts."""
+    shots = shots_of(options)
+    if len({shot.prompt for shot in shots}) < 2:
+        raise ConfigError(
+            "pictures of one prompt stay together, and there is one prompt: no point could be dropped before "
+            "it has all pictures. List more prompts, or leave evaluator.race out."
+        )
+    check_alone(options, shots)
 
 
 def _depends(context: Context, options: Options) -> dict[str, Any]:
@@ -61,6 +75,9 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
     extra="images",
     check=_check,
     depends=_depends,
+    takes_examples=True,
+    check_examples=_check_examples,
+    best_outcome=best_score,
 )
 def images(
     state_dict: Mapping[str, Tensor],
@@ -83,6 +100,7 @@ def images(
     device: str = "auto",
     dtype: str = "auto",
     context: Context | None = None,
+    examples: Mapping[str, list[int]] | None = None,
 ) -> Measurement:
     """Make pictures of prompts with a pipeline of diffusers, one for each seed and scheduler, and score them.
 
@@ -106,6 +124,8 @@ def images(
         model: the folder of another pipeline than the first input's.
         device, dtype: of the networks; `auto` is a GPU where there is one, and the dtype of the weights.
         context: the inputs.
+        examples: the positions of the pictures to make, as those of the task `pictures`, which have their
+            scores and no distances; None is all.
 
     Returns:
         the pictures as files, and a score for each: the scorer's, else the preference, the aesthetic score,
@@ -121,11 +141,13 @@ def images(
     from PIL import Image
 
     shots, drawing = shots_of(options), Drawing.of(options, pipeline_folder(context, model))
-    arrays = drawing.draw(state_dict, context)
+    if examples is not None:
+        shots = tuple(shots[place] for place in examples[TASK])
+    arrays = drawing.draw(state_dict, context, places=None if examples is None else examples[TASK])
     words = [shot.prompt for shot in shots]
     scores = scores_of([Image.fromarray(array) for array in arrays], words, options, context.offline)
     metrics = {name: float(values.mean()) for name, values in scores.items() if name != SCORER}
-    if distances:
+    if distances and examples is None:
         rows = {}
         for name, path in context.inputs.items():
             theirs = drawing.of_input(name, path, context)
@@ -134,6 +156,6 @@ def images(
         scores["distance"] = -np.mean([*rows.values()], axis=0)
     names = [shot.name for shot in shots]
     main = next(iter(scores.values()))
-    outcomes = Outcomes({"pictures": main}, examples={"pictures": names}, clusters={"pictures": words})
+    outcomes = Outcomes({TASK: main}, examples={TASK: names}, clusters={TASK: words})
     files = {f"{name}.png": png(array) for name, array in zip(names, arrays, strict=True)}
     return Measurement(metrics, outcomes, files)

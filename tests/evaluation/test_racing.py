@@ -60,9 +60,11 @@ def unasked(name):
     raise AssertionError(f"{name} is measured on all examples in a race by hits")
 
 
-def race_of(points: Mapping[str, Outcomes], *, minimized: bool = False, **more) -> Race:
-    first = next(iter(points.values()))
-    return Race(Order.of(first, more.pop("seed", 0)), RaceSettings(**more), minimized=minimized)
+def race_of(
+    points: Mapping[str, Outcomes], *, minimized: bool = False, best: float | None = None, **more
+) -> Race:
+    order = Order.of(next(iter(points.values())), more.pop("seed", 0))
+    return Race(order, RaceSettings(**more), minimized=minimized, best=best)
 
 
 def hits(random: np.random.Generator, accuracy: float, count: int = 400) -> Outcomes:
@@ -177,6 +179,55 @@ def test_losses_without_a_bound_race_against_a_leader_that_is_measured_whole():
     assert sweep.measured["best"] == 25 + 400  # the first look, then all at once
 
 
+def scores(of_bits: Outcomes, most: float) -> Outcomes:
+    """The same as a score: what is left of the most."""
+    values = {task: most - bits for task, bits in of_bits.values.items()}
+    return Outcomes.checked_before(values, of_bits.examples, of_bits.clusters)
+
+
+@pytest.mark.parametrize("most", [0.0, 64.0])
+def test_scores_with_a_best_and_without_a_worst_race_as_their_losses_do(most):
+    random = np.random.default_rng(0)
+    easy = random.normal(size=400)
+    losses = {name: bits(random, median, easy) for name, median in {"best": 3, "near": 3.4, "bad": 6}.items()}
+    points = {name: scores(of_bits, most) for name, of_bits in losses.items()}
+    sweep, mirrored = Sweep(losses), Sweep(points)
+    expected, _ = race_of(losses, minimized=True).run(list(losses), *sweep.both)
+
+    dropped, errors = race_of(points, best=most).run(list(points), *mirrored.both)
+
+    assert mirrored.measured == sweep.measured and not errors
+    assert {name: result.examples for name, result in dropped.items()} == {
+        name: result.examples for name, result in expected.items()
+    }
+    assert dropped["bad"].score == pytest.approx(most - expected["bad"].score)
+
+
+def test_a_nearer_best_drops_a_point_earlier():
+    random = np.random.default_rng(0)
+    points = {name: scores(bits(random, loss), 0) for name, loss in {"good": 3, "bad": 4}.items()}
+    reached = []
+    for best in (0.0, 50.0, math.inf):
+        sweep = Sweep(points)
+        dropped, _ = race_of(points, best=best).run(list(points), *sweep.both)
+        reached.append(dropped["bad"].examples if dropped else 400)
+
+    assert reached[0] < reached[1] < reached[2] == 400
+
+
+def test_a_score_above_the_best_is_refused():
+    points = {"one": whole({"a": [2.5] * 64}), "two": whole({"a": [-7.0] * 64})}
+
+    dropped, errors = race_of(points, best=2.0).run(list(points), *Sweep(points).both)
+
+    assert str(errors["one"]) == (
+        "evaluator.race=true needs outcomes of at most 2, and an example of the task 'a' has 2.5. Say the "
+        "best that there can be with evaluator.race_best, or use evaluator.race=halving, which needs no "
+        "bounds."
+    )
+    assert list(errors) == ["one"] and not dropped
+
+
 def test_a_leader_that_was_measured_whole_is_never_dropped():
     """It leads by its first examples, and is the worst on all."""
     random = np.random.default_rng(0)
@@ -237,7 +288,8 @@ def test_a_loss_below_0_is_refused():
 
     assert str(errors["one"]) == (
         "evaluator.race=true needs outcomes of at least 0, such as bits, and an example of the task 'a' has "
-        "-2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
+        "-2.5. Say the best that there can be with evaluator.race_best, or use evaluator.race=halving, which "
+        "needs no bounds."
     )
 
 
@@ -351,7 +403,8 @@ def test_the_test_needs_bounded_outcomes_and_halving_does_not():
 
     assert str(errors["one"]) == (
         "evaluator.race=true needs outcomes from 0 to 1, such as hits, and an example of the task 'a' has "
-        "2.5. Use evaluator.race=halving, which needs no bounds, or leave it out."
+        "2.5. Say the best that there can be with evaluator.race_best, or use evaluator.race=halving, which "
+        "needs no bounds."
     )
     assert dropped == {"two": Dropped(5, 1.5)}
 
@@ -431,6 +484,7 @@ def test_the_settings_of_a_race(racer):
     assert read(racer) is None and read(racer, race=False) is None
     assert read(racer, race=True) == RaceSettings("test", 0.05, 0)
     assert read(racer, race=HALVING, race_alpha=0.1, race_seed=3) == RaceSettings(HALVING, 0.1, 3)
+    assert read(racer, race=True, race_best=10) == RaceSettings(best=10.0)
     assert read(racer, race=HALVING) == RaceSettings(HALVING, looks=(1 / 12, 1 / 4))
     assert read(racer, race=HALVING, race_looks=["1/9", 0.5]) == RaceSettings(HALVING, looks=(1 / 9, 0.5))
 
@@ -446,6 +500,23 @@ def test_the_settings_of_a_race(racer):
         (
             {"race": True, "race_alpha": 1.0},
             "evaluator.race_alpha=1.0: expected a probability between 0 and 1, such as 0.05.",
+        ),
+        *(
+            (
+                {"race": True, "race_best": best},
+                f"evaluator.race_best={best}: expected the best value that an example can have, such as 10.",
+            )
+            for best in ("ten", True, math.inf, math.nan, [10])
+        ),
+        (
+            {"race": HALVING, "race_best": 10},
+            "evaluator.race_best=10: only evaluator.race=true takes it, and the race is halving. Leave one "
+            "of the two out.",
+        ),
+        (
+            {"race_best": 10},
+            "evaluator.race_best=10: only evaluator.race=true takes it, and the race is false. Leave one of "
+            "the two out.",
         ),
         ({"race_alpha": 0}, "evaluator.race_alpha=0: expected a probability between 0 and 1, such as 0.05."),
         (
@@ -498,8 +569,8 @@ def test_a_race_is_refused_where_the_evaluator_cannot_run_one(racer):
     assert str(raised.value) == (
         "evaluator.race=true: the evaluator 'test_racer' cannot measure some of its examples alone, so "
         "points cannot race. Leave it out, or use one of clip_zero_shot, digits, forward, "
-        "image_classification, lm_eval, mini8, perplexity, test_racer, text_classification; one of yours can "
-        "when it declares takes_examples=True."
+        "image_classification, images, lm_eval, mini8, perplexity, test_racer, text_classification; one of "
+        "yours can when it declares takes_examples=True."
     )
     with pytest.raises(ConfigError) as raised:
         read(racer, metric="loss", race=HALVING)

@@ -75,9 +75,10 @@ class Race:
     once (`log_growth`). Each look bets on the point that led at the look before. Outcomes must lie from 0 to
     1. A later pass races against the leaders of earlier passes, too, look by look.
 
-    Where less is better, such as of bits, outcomes need only be at least 0: another point is ahead of the
-    leader by at most what the leader has lost. So the leader is measured on all examples at once, whose
-    largest remaining outcome is the bound of the bets. It is not dropped, so nothing is measured in vain.
+    Where it is known how good an outcome can be, but not how bad, another point is ahead of the leader by at
+    most what the leader lacks: bits are at least 0, a hundredfold cosine is at most 100. So the leader is
+    measured on all examples at once, and the most that it lacks in one that remains is the bound of the bets.
+    It is not dropped, so nothing is measured in vain.
 
     With the rule `halving`, the best third of a pass goes on at each look; its error is not controlled.
 
@@ -85,11 +86,16 @@ class Race:
         order: of the examples.
         settings: of the race.
         minimized: whether less of the score is better.
+        best: the best outcome that an example can have where nothing bounds the worst; None is 0 where less
+            is better, and else outcomes from 0 to 1.
     """
 
-    def __init__(self, order: Order, settings: RaceSettings, *, minimized: bool) -> None:
+    def __init__(
+        self, order: Order, settings: RaceSettings, *, minimized: bool, best: float | None = None
+    ) -> None:
         self.order, self._settings = order, settings
         self._sign = -1.0 if minimized else 1.0
+        self._best = 0.0 if best is None and minimized else best
         shares = settings.looks if settings.rule == HALVING else LOOKS
         ends = {round(share * order.clusters) for share in shares}
         self._ends = sorted(end for end in ends if 0 < end < order.clusters)
@@ -136,7 +142,7 @@ class Race:
     @property
     def _needs_whole_leaders(self) -> bool:
         """Whether bets on a leader are bounded by its own outcomes, not by 1."""
-        return self._settings.rule != HALVING and self._sign < 0
+        return self._settings.rule != HALVING and self._best is not None
 
     def _is_over(self, active: Mapping[str, _Runner]) -> bool:
         """Whether no point can be dropped any more."""
@@ -202,14 +208,20 @@ class Race:
     def _check_range(self, outcomes: Outcomes) -> None:
         if self._settings.rule == HALVING:
             return
-        most = math.inf if self._needs_whole_leaders else 1
-        expected = "of at least 0, such as bits," if most > 1 else "from 0 to 1, such as hits,"
+        best = self._best
+        if best is None:
+            low, high, expected = 0.0, 1.0, "from 0 to 1, such as hits,"
+        elif self._sign < 0:
+            low, high, expected = best, math.inf, f"of at least {best:g}, such as bits,"
+        else:
+            low, high, expected = -math.inf, best, f"of at most {best:g},"
         for task, values in outcomes.values.items():
-            outside = values[(values < 0) | (values > most)]
+            outside = values[(values < low) | (values > high)]
             if len(outside):
                 raise EvaluationError(
                     f"evaluator.race=true needs outcomes {expected} and an example of the task '{task}' has "
-                    f"{outside[0]:g}. Use evaluator.race=halving, which needs no bounds, or leave it out."
+                    f"{outside[0]:g}. Say the best that there can be with evaluator.race_best, or use "
+                    "evaluator.race=halving, which needs no bounds."
                 )
 
     def _behind(self, active: Mapping[str, _Runner], leader: str | None, start: int, end: int) -> list[str]:
@@ -262,7 +274,10 @@ class Race:
 
     def _bounds(self, rival: _Runner) -> Floats:
         """By how much a point can be better than a rival in each cluster at most, [clusters]."""
-        return -rival.whole if self._needs_whole_leaders and rival.whole is not None else self.order.bounds
+        if self._best is None or rival.whole is None or not self._needs_whole_leaders:
+            return self.order.bounds
+        lacks: Floats = np.maximum(self._sign * self._best * self.order.bounds - rival.whole, 0)
+        return lacks
 
     def _remember(
         self, runners: Mapping[str, _Runner], led: Mapping[int, str | None], last: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ from typing import Any
 from mecha_exp.errors import Problems, nearest
 from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.evaluation.registry import all_evaluators
-from mecha_exp.numbers import is_whole
+from mecha_exp.numbers import is_number, is_whole
 
 TEST, HALVING = "test", "halving"
 ALPHA = 0.05
@@ -28,18 +29,20 @@ class RaceSettings:
         alpha: the greatest probability that the test drops the best point of the sweep, above 0, below 1.
         seed: of the order of the examples.
         looks: the parts of the examples after which `halving` drops points, ascending, above 0, below 1.
+        best: the best outcome that an example can have, as a user says; None is what the evaluator says.
     """
 
     rule: str = TEST
     alpha: float = ALPHA
     seed: int = 0
     looks: tuple[float, ...] = HALVING_LOOKS
+    best: float | None = None
 
 
 def read_race(
     settings: Mapping[str, Any], main: Evaluator | None, metric: str | None, problems: Problems
 ) -> RaceSettings | None:
-    """Read `race`, `race_alpha`, `race_seed` and `race_looks`; None where points do not race.
+    """Read `race` and the settings that begin with `race_`; None where points do not race.
 
     Args:
         settings: the `evaluator` part of a configuration.
@@ -73,11 +76,22 @@ def read_race(
                 f"evaluator.race_looks={given}: only evaluator.race={HALVING} takes it, and the race is "
                 f"{str(choice).lower()}. Leave one of the two out."
             )
+    if (best := settings.get("race_best")) is not None:
+        if not is_number(best) or not math.isfinite(best):
+            wrong.append(
+                f"evaluator.race_best={best}: expected the best value that an example can have, such as 10."
+            )
+        elif choice is not True:
+            wrong.append(
+                f"evaluator.race_best={best}: only evaluator.race=true takes it, and the race is "
+                f"{str(choice).lower()}. Leave one of the two out."
+            )
     problems.add_all(wrong)
     if choice is False or wrong:
         return None
     _check_evaluator(main, metric, str(choice).lower(), problems)
-    return RaceSettings(HALVING if choice == HALVING else TEST, float(alpha), seed, looks)
+    rule = HALVING if choice == HALVING else TEST
+    return RaceSettings(rule, float(alpha), seed, looks, None if best is None else float(best))
 
 
 def _parts(given: Any) -> tuple[float, ...]:

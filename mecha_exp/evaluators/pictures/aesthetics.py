@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +17,8 @@ from torch.nn import functional as F
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, ConfigError, did_you_mean, some
 
+Layer = tuple[Tensor, Tensor | None]
+"""A weight, [outputs, inputs], and a bias, [outputs]."""
 ACTIVATION = "activation"
 """The entry of a file's metadata that names what is between the layers."""
 _ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": F.tanh}
@@ -26,11 +30,11 @@ class Predictor:
     """A chain of linear layers, the last of which has one output.
 
     Attributes:
-        layers: the weight [outputs, inputs] and the bias [outputs] of each.
+        layers: from the features to the score.
         activation: the function between layers; those of LAION have none.
     """
 
-    layers: tuple[tuple[Tensor, Tensor | None], ...]
+    layers: tuple[Layer, ...]
     activation: str = "none"
 
     @property
@@ -50,6 +54,29 @@ class Predictor:
             values = F.linear(values, weight.double(), None if bias is None else bias.double())
         scores: NDArray[np.float64] = values[:, 0].numpy()
         return scores
+
+    def most(self, norm: float) -> float:
+        """A bound of the score of features of this norm: n_(i+1) = ||W_i|| n_i + ||b_i||, by spectral norms.
+
+        No activation makes a vector longer. Without one, the layers are multiplied before: the bound is
+        ||w|| n + b of the one layer that they are, which is the least that there is.
+        """
+        layers = self.layers if self.activation != "none" else [_product(self.layers)]
+        *lower, (weight, bias) = [(w.double(), None if b is None else b.double()) for w, b in layers]
+        for matrix, vector in lower:
+            norm = float(torch.linalg.matrix_norm(matrix, 2)) * norm
+            norm += 0.0 if vector is None else float(vector.norm())
+        return float(weight.norm()) * norm + (0.0 if bias is None else float(bias))
+
+
+def _product(layers: Sequence[Layer]) -> Layer:
+    """The layer that a chain of linear layers is."""
+    width = layers[0][0].shape[1]
+    weight, bias = torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    for matrix, vector in layers:
+        weight, bias = matrix.double() @ weight, matrix.double() @ bias
+        bias = bias if vector is None else bias + vector.double()
+    return weight, bias
 
 
 def read_predictor(path: Path) -> Predictor:
@@ -75,7 +102,7 @@ def read_predictor(path: Path) -> Predictor:
     return Predictor(_layers(tensors, named), activation)
 
 
-def _layers(tensors: dict[str, Tensor], named: str) -> tuple[tuple[Tensor, Tensor | None], ...]:
+def _layers(tensors: dict[str, Tensor], named: str) -> tuple[Layer, ...]:
     """The layers in the order of their numbers, checked to be a chain to one output."""
     parts: dict[tuple[int, str], Tensor] = {}
     for key, tensor in tensors.items():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluators.common import ModelFolder, calm, chosen_device, one_line
 from mecha_exp.evaluators.vision.frozen import changed_at, check_frozen
@@ -58,6 +59,12 @@ class Clip:
     def width(self) -> int:
         """The number of features of a picture."""
         return int(ModelFolder(self.folder).config.get("projection_dim", 512))
+
+    @property
+    def scale(self) -> float:
+        """What it multiplies cosines by."""
+        with open_stored(self.folder) as model:
+            return float(model.read("logit_scale").double().exp())
 
     def check(self) -> None:
         """Check that the folder has a whole CLIP; reads no weights.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,13 +68,20 @@ class Drawing:
         chosen = (options["component"], options["device"], options["dtype"])
         return cls(folder, shots_of(options), *chosen, arguments)
 
-    def draw(self, weights: Mapping[str, Tensor], context: Context, work: str = "pictures") -> list[Array]:
+    def draw(
+        self,
+        weights: Mapping[str, Tensor],
+        context: Context,
+        work: str = "pictures",
+        places: Sequence[int] | None = None,
+    ) -> list[Array]:
         """The pictures of a model, in the order of the shots.
 
         Args:
             weights: by key.
             context: of the point; what is drawn lies beside the numbers that it keeps until all are there.
             work: the word for the pictures in the progress.
+            places: of the shots to draw; None is all. What is drawn of some is recalled when all are drawn.
 
         Raises:
             EvaluationError: a picture has pixels that are not numbers.
@@ -93,13 +100,14 @@ class Drawing:
             def kept(place: int) -> list[float]:
                 return [_keep(draw(place), _file(context, work, place))]
 
-            places = range(len(self.shots))
-            checksums = context.in_parts(work, places, kept, count=lambda place: 1)
-            for place in places:
+            wanted = range(len(self.shots)) if places is None else places
+            names = [str(place) for place in wanted]
+            checksums = context.in_parts(work, wanted, kept, count=lambda place: 1, names=names)
+            for place, checksum in zip(wanted, checksums, strict=True):
                 if place not in drawn:
-                    recalled = _recalled(_file(context, work, place), checksums[place])
+                    recalled = _recalled(_file(context, work, place), checksum)
                     drawn[place] = draw(place) if recalled is None else recalled
-        return [drawn[place] for place in places]
+        return [drawn[place] for place in wanted]
 
     def of_input(self, name: str, path: Path, context: Context) -> list[Array]:
         """The pictures of an input, which are drawn once."""

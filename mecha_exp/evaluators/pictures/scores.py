@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Scores = NDArray[np.float64]
 Scorer = Callable[[Sequence["Image"], Sequence[str]], Sequence[float]]
 SCORER, CLIP, AESTHETIC, PREFERENCE = "scorer", "clip", "aesthetic", "preference"
+MOST = 100
+"""What `clip_score` multiplies cosines by."""
 _CLIPS = (CLIP, PREFERENCE)
 
 
@@ -37,7 +39,7 @@ def check_scores(options: Options, offline: bool) -> None:
             "evaluator.distances=false leaves no score: give evaluator.clip, evaluator.preference or "
             "evaluator.scorer."
         )
-    for clip in _clips(options, offline).values():
+    for clip in clips_of(options, offline).values():
         clip.check()
     if options[AESTHETIC] is not None:
         _check_aesthetic(options, offline)
@@ -47,7 +49,7 @@ def check_scores(options: Options, offline: bool) -> None:
 
 def _check_aesthetic(options: Options, offline: bool) -> None:
     predictor = read_predictor(Path(options[AESTHETIC]).expanduser())
-    if (clip := _clips(options, offline).get(CLIP)) is None:
+    if (clip := clips_of(options, offline).get(CLIP)) is None:
         raise ConfigError(
             f"evaluator.{AESTHETIC} reads the features of a CLIP: name the one that it was trained for with "
             "evaluator.clip=FOLDER."
@@ -61,7 +63,7 @@ def _check_aesthetic(options: Options, offline: bool) -> None:
 
 def score_files(options: Options, offline: bool) -> list[Path]:
     """The files that decide scores, which count by their content."""
-    folders = [clip.folder for clip in _clips(options, offline).values()]
+    folders = [clip.folder for clip in clips_of(options, offline).values()]
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
     if options[AESTHETIC] is not None:
         files.append(Path(options[AESTHETIC]).expanduser())
@@ -79,9 +81,9 @@ def scores_of(
         EvaluationError: the user's function does not give a number for each picture.
     """
     scores: dict[str, Scores] = {}
-    clips = _clips(options, offline)
+    clips = clips_of(options, offline)
     if options[SCORER] is not None:
-        scores[SCORER] = _scored(user_function(options[SCORER], SCORER), pictures, prompts)
+        scores[SCORER] = scored(options[SCORER], pictures, prompts)
     if PREFERENCE in clips:
         seen = clips[PREFERENCE].look(pictures, prompts, options["device"])
         scores[PREFERENCE] = seen.scale * seen.cosines
@@ -89,7 +91,7 @@ def scores_of(
         seen = clips[CLIP].look(pictures, prompts, options["device"])
         if options[AESTHETIC] is not None:
             scores[AESTHETIC] = read_predictor(Path(options[AESTHETIC]).expanduser()).scores(seen.features)
-        scores["clip_score"] = np.maximum(100 * seen.cosines, 0)
+        scores["clip_score"] = np.maximum(MOST * seen.cosines, 0)
     return scores
 
 
@@ -98,13 +100,19 @@ def distance(a: Array, b: Array) -> float:
     return float(np.sqrt(np.square(a.astype(np.float64) - b.astype(np.float64)).mean()))
 
 
-def _clips(options: Options, offline: bool) -> dict[str, Clip]:
+def clips_of(options: Options, offline: bool) -> dict[str, Clip]:
     """The CLIPs that are named, by the settings for them."""
     named = {key: options[key] for key in _CLIPS if options[key] is not None}
     return {key: Clip(frozen_folder(name, key, offline), key) for key, name in named.items()}
 
 
-def _scored(scorer: Scorer, pictures: Sequence[Image], prompts: Sequence[str]) -> Scores:
+def scored(named: str, pictures: Sequence[Image], prompts: Sequence[str]) -> Scores:
+    """The numbers that the user's function gives to pictures.
+
+    Raises:
+        EvaluationError: it does not give a number for each.
+    """
+    scorer: Scorer = user_function(named, SCORER)
     scores = np.asarray(scorer(pictures, prompts), dtype=np.float64)
     if scores.shape != (len(pictures),):
         raise EvaluationError(

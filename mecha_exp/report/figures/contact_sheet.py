@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,9 @@ _GAP, _FONT, _LINE, _LABEL = 6, 16, 24, 44  # pixels, the last in characters
 _INPUTS = "the inputs"
 _PAPER, _INK, _EMPTY = "white", "black", "#e4e8ec"
 
-Tiles = dict[tuple[str, str], Path]
+_NOT_DRAWN = "not drawn"
+
+Tiles = dict[tuple[str, str], Path | None]
 Scores = dict[str, str]
 """The words below the pictures of a model, by their names."""
 
@@ -39,8 +42,8 @@ class Page:
 
     Attributes:
         heading: what all its pictures have in common.
-        tiles: the files by the labels of their column and row.
-        captions: the words below a picture, by the same.
+        tiles: the files by the labels of their column and row; None of a picture that a race left out.
+        captions: the words below a picture, by the same; in place of one that was left out.
     """
 
     heading: str
@@ -63,7 +66,8 @@ def draw_contact_sheets(results: Results, folder: Path) -> list[tuple[Path, str]
 
     The swept key with the most values makes the columns, the next one the rows; the pictures of a point and
     further keys make pages, unless the sweep's `sheet` says otherwise. Where the pictures of a point are on
-    an axis and there are no pages, the inputs stand beside the points. A picture's score is below it.
+    an axis and there are no pages, the inputs stand beside the points. A picture's score is below it. Of a
+    point that a race dropped there are the pictures that it had until then.
     """
     if not any(folder.glob(f"*/{FILES}")):
         return []
@@ -80,19 +84,28 @@ def pages_of(results: Results, folder: Path) -> list[Page]:
     records = {path: record for path, record in load_all(folder).items() if record.finished}
     keys = _order(results, [*records.values()])
     scores = {path: _scores_of(path) for path in records}
+    pictures = {path: _pictures(files_of_run(path)) for path in records}
+    known = dict.fromkeys(itertools.chain(*sorted(pictures.values(), key=len, reverse=True)))
     pages: dict[str, Page] = {}
     _add_inputs(pages, keys, folder, [*scores.values()])
     for path, record in records.items():
         labels = {key: f"{key}={as_text(results.value(record, key)) or MISSING}" for key in keys}
-        for picture, file in _pictures(files_of_run(path)).items():
+        for picture in known if record.dropped is not None else pictures[path]:
             places = {**labels, PICTURE: picture}
             column, row, *rest = [places[key] for key in keys] if len(keys) > 1 else [record.name, picture]
             page = pages.setdefault(", ".join(rest), Page(", ".join(rest)))
-            page.tiles[column, row] = file
-            page.captions[column, row] = scores[path].get("", {}).get(picture, "")
+            page.tiles[column, row] = pictures[path].get(picture)
+            page.captions[column, row] = _caption(record, picture, pictures[path], scores[path])
     if (last := pages.pop(_INPUTS, None)) is not None:
         pages[_INPUTS] = last
     return list(pages.values())
+
+
+def _caption(record: Record, picture: str, drawn: Mapping[str, Path], scores: Mapping[str, Scores]) -> str:
+    """The words below a picture: its score, or that its point was dropped."""
+    if record.dropped is None:
+        return scores.get("", {}).get(picture, "")
+    return "dropped" if picture in drawn else _NOT_DRAWN
 
 
 def _add_inputs(
@@ -177,11 +190,15 @@ def draw_page(page: Page) -> Image:
 
     font: Any = ImageFont.load_default(_FONT)
     side = min(_MOST, max(_LEAST, _WIDTH // len(page.columns)))
-    tiles = {place: _tile(path, side) for place, path in page.tiles.items()}
-    width = max(tile.width for tile in tiles.values())
+    tiles = {place: _tile(path, side) for place, path in page.tiles.items() if path is not None}
+    width = max((tile.width for tile in tiles.values()), default=side)
     width = max(width, *(int(font.getlength(text)) + 1 for text in page.captions.values()), 0)
     below = _LINE if any(page.captions.values()) else 0
-    heights = [max(tile.height for (_, r), tile in tiles.items() if r == row) + below for row in page.rows]
+    largest = max((tile.height for tile in tiles.values()), default=side)
+    heights = [
+        max((tile.height for (_, r), tile in tiles.items() if r == row), default=largest) + below
+        for row in page.rows
+    ]
     names = [shortened(row, _LABEL) for row in page.rows]
     labels = [_lines(column, font, width) for column in page.columns]
     left = int(max(font.getlength(name) for name in names)) + 2 * _GAP
@@ -197,11 +214,12 @@ def draw_page(page: Page) -> Image:
     for y, height, row, name in zip(ys, heights, page.rows, names, strict=False):
         pen.text((_GAP, y + height // 2), name, _INK, font, anchor="lm")
         for x, column in zip(xs, page.columns, strict=False):
+            caption = page.captions.get((column, row), "")
             if (tile := tiles.get((column, row))) is None:
                 pen.rectangle((x, y, x + width - 1, y + height - 1), _EMPTY)
+                pen.text((x + width // 2, y + height // 2), caption, _INK, font, anchor="mm")
             else:
                 sheet.paste(tile, (x + (width - tile.width) // 2, y))
-                caption = page.captions.get((column, row), "")
                 pen.text((x + width // 2, y + tile.height), caption, _INK, font, anchor="ma")
     return sheet
 
