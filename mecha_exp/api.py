@@ -24,7 +24,7 @@ from mecha_exp.engine.constants import config_of_constants, constants, with_mode
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
 from mecha_exp.engine.runtime.context import Progress
-from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, some
+from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, counted, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
@@ -158,7 +158,7 @@ def merge(
             )
         report = run_plan(planned, progress)
     summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
-    log.info("merged %d keys in %s", report.keys, summary)
+    log.info("merged %s in %s", counted(report.keys, "key"), summary)
     checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
     _warn(report, [about for about, is_checked in checked.items() if not is_checked])
     return target if isinstance(target, Path) else _to_output(target, output, output_device)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 
 Setting = dict[str, str]
 
@@ -130,8 +130,8 @@ def zipped(axes: Sequence[Axis]) -> list[Setting]:
     _require_lists(axes, "zip")
     lengths = {axis.key: len(axis.values) for axis in axes}
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-        raise ConfigError(f"sweep=zip needs lists of one length: {listed} values.")
+        listed = ", ".join(f"{key} has {counted(count, 'value')}" for key, count in lengths.items())
+        raise ConfigError(f"sweep=zip needs lists of one length: {listed}.")
     return [dict(zip(lengths, values, strict=True)) for values in zip(*(a.values for a in axes), strict=True)]
 
 
@@ -272,7 +272,9 @@ def shared(points: Sequence[Setting], share: str | None) -> list[Setting]:
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise ConfigError(f"sweep.share={share}: expected a part such as 1/4, 2/4, 3/4 or 4/4.")
     if int(part) > len(points):
-        raise ConfigError(f"sweep.share={share}: of {len(points)} points there is none left for this part.")
+        raise ConfigError(
+            f"sweep.share={share}: of {counted(len(points), 'point')} there is none left for this part."
+        )
     return list(points[int(part) - 1 :: int(parts)])
 
 

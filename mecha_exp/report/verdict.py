@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.errors import ConfigError, EvaluationError
+from mecha_exp.errors import ConfigError, EvaluationError, counted
 from mecha_exp.lab.points import SET_KEY
 from mecha_exp.report.results import REPLICATE_KEYS, Results, results_from
 from mecha_exp.report.search.front import front_data, front_sentences
@@ -110,7 +110,8 @@ def race_notes(results: Results) -> list[str]:
     if key := race.get("key"):
         at = " or ".join(f"{key}={count}" for count in sorted(set(counts)))
         return [
-            f"Hyperband dropped {len(counts)} of {len(results.records)} points at {at}; the others were "
+            f"Hyperband dropped {len(counts)} of {counted(len(results.records), 'point')} at {at}; the "
+            "others were "
             f"measured with {key}={race['full']}. The best of the sweep may be among those that it dropped, "
             "and they are not compared."
         ]
@@ -127,8 +128,8 @@ def race_notes(results: Results) -> list[str]:
     if results.mode == SEARCH and race.get("rule") != "halving":  # what comes next depends on the race
         error += ", as far as trials do not depend on what was dropped before them"
     return [
-        f"A race dropped {len(counts)} of {len(results.records)} points after {after} of {whole:,} examples: "
-        f"{error}, and they are not compared."
+        f"A race dropped {len(counts)} of {counted(len(results.records), 'point')} after {after} of "
+        f"{counted(whole, 'example')}: {error}, and they are not compared."
     ]
 
 

@@ -198,7 +198,7 @@ def test_slices_that_cannot_be_stacked_are_refused(config: str, message: str, he
         (
             "- sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 2]}]\n"
             "- sources: [{model: a, layer_range: [2, 4]}]",
-            "slices[1]: has 1 sources, and slices[0] has 2. mergekit merges the last norm and the",
+            "slices[1]: has 1 source, and slices[0] has 2. mergekit merges the last norm and the",
         ),
     ],
 )

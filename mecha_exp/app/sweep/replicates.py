@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain import resolved
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SUBSET_KEY, Setting
 
@@ -126,7 +126,8 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
     seeds = _seeds(points, config, fixed)
     if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
         raise ConfigError(
-            f"sweep.replicates={count} runs each point with {count} seeds from the recipe's own on, and "
+            f"sweep.replicates={count} runs each point with {counted(count, 'seed')} from the recipe's "
+            "own on, and "
             + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
         )
     return [

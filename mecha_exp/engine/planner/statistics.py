@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import RecipeError, counted
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, is_call, walk
 from mecha_exp.method_api.method import spread
 from mecha_exp.sources.source import Source
@@ -88,8 +88,8 @@ class StatisticsChecks:
         models = _models_of(call)
         if len(files) != len(models):
             raise RecipeError(
-                f"{identifier}: statistics of {len(files)} models are given for {len(models)} models. Give "
-                "one file for each model, in the same order."
+                f"{identifier}: statistics of {counted(len(files), 'model')} are given for "
+                f"{counted(len(models), 'model')}. Give one file for each model, in the same order."
             )
         base = arguments.get("base")
         base = base if isinstance(base, Node) else None
