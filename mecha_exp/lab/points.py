@@ -25,6 +25,8 @@ SAMPLED_DIGITS = 6
 EXPERTS_KEY = "models.experts"
 SET_KEY = "models.set"
 """The key of the number of a point's set of experts."""
+SEED_PATH = "parameters.seed"
+"""The key of the seed of a configuration of mergekit."""
 BLOCK, EXPERT = "block", "expert"
 """The keys of the block, or the expert, that a point sets apart."""
 SUBSET_KEY, BLOCKS_KEY = "subset", "blocks_merged"
@@ -212,9 +214,9 @@ def blocks_apart(blocks: Sequence[str], mode: str, strength: str) -> list[Settin
     return [nothing, *({**nothing, "++block": b, f"++blocks.{b}": strength} for b in blocks)]
 
 
-def replicated(points: Sequence[Setting], first_seed: int, n: int) -> list[Setting]:
-    """Each point with `n` seeds."""
-    return [{**point, "seed": str(first_seed + i)} for point in points for i in range(n)]
+def replicated(points: Sequence[Setting], first_seed: int, n: int, key: str = "seed") -> list[Setting]:
+    """Each point with `n` seeds; `key` names the seed."""
+    return [{**point, key: str(first_seed + i)} for point in points for i in range(n)]
 
 
 def with_each_set(points: Sequence[Setting], names: Sequence[Sequence[str]]) -> list[Setting]:

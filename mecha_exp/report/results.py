@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mecha_exp.errors import counted
-from mecha_exp.lab.points import LEARNED_KEY, SET_KEY, SOUP_KEY
+from mecha_exp.lab.points import LEARNED_KEY, SEED_PATH, SET_KEY, SOUP_KEY
 from mecha_exp.report.adaptive import NOTHING
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mecha_exp.verdict import Verdict
 
 
-REPLICATE_KEYS = ("seed", SET_KEY)
+REPLICATE_KEYS = ("seed", SEED_PATH, SET_KEY)
 """Points that differ in these keys only are replicates of one setting."""
 BLOCK_KEY = "block"
 """The key of a block ablation; the undisturbed point does not set it."""
@@ -343,8 +343,8 @@ class Results:
         return declared or next((u for start, u in _UNITS.items() if (metric or "").startswith(start)), "")
 
     def text(self, record: Record, key: str) -> str:
-        """The text of a point's override of a swept key; an empty string if there is none."""
-        for override in record.overrides:
+        """The text of a point's last override of a swept key; an empty string if there is none."""
+        for override in reversed(record.overrides):
             name, _, text = override.lstrip("+").partition("=")
             if name == key:
                 return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError, counted
-from mecha_exp.lab.points import SET_KEY
+from mecha_exp.lab.points import SEED_PATH, SET_KEY
 from mecha_exp.report.results import REPLICATE_KEYS, Results, results_from
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
@@ -35,9 +35,9 @@ _MIXED = (
     "rounding may come from that."
 )
 _SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
-_SOURCES = {SET_KEY: "experts"}
+_SOURCES = {SET_KEY: "experts", SEED_PATH: "seed"}
 """The names of what replicates differ in, where they are not the keys."""
-_IN_WORDS = {"seed": "seeds", SET_KEY: "sets of experts"}
+_IN_WORDS = {"seed": "seeds", SEED_PATH: "seeds", SET_KEY: "sets of experts"}
 
 
 def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
