@@ -134,7 +134,7 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
             f"sweep.replicates={count} runs each point with {counted(count, 'seed')} from the recipe's "
             "own on, and " + ("seed is swept already." if is_swept else "this recipe has no seed.")
         )
-    key = f"++{SEED_PATH}" if is_of_mergekit(config.recipe) else "seed"
+    key = f"++{SEED_PATH}" if _are_of_mergekit(points, config) else "seed"
     return [
         made
         for point, seed in zip(points, seeds, strict=True)
@@ -144,14 +144,19 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
 
 def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
     """The first seed of each point; None if its recipe draws no random numbers."""
-    names = [recipe_of(point, config) for point in points]
-    if len(set(names)) == 1 and is_of_mergekit(config.recipe):
+    if _are_of_mergekit(points, config):
         return [_seed_of_mergekit(point, config) for point in points]
+    names = [recipe_of(point, config) for point in points]
     if len(set(names)) == 1:
         return [config.get("seed")] * len(points)
     own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
     given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
     return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]
+
+
+def _are_of_mergekit(points: Sequence[Setting], config: DictConfig) -> bool:
+    """Whether all points have the one recipe that is chosen, and that is a configuration of mergekit."""
+    return len({recipe_of(point, config) for point in points}) == 1 and is_of_mergekit(config.recipe)
 
 
 def _seed_of_mergekit(point: Setting, config: DictConfig) -> int | None:
