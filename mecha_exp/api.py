@@ -24,7 +24,7 @@ from mecha_exp.engine.constants import config_of_constants, constants, with_mode
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
 from mecha_exp.engine.runtime.context import Progress
-from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, some
+from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, counted, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
@@ -124,12 +124,8 @@ def merge(
     >>> merge(weighted_sum("a.safetensors", "b.safetensors", alpha=0.3), "merged.safetensors")
     """
     node = as_node(recipe)
+    _check_output(output)
     is_file = isinstance(output, str | os.PathLike)
-    if not is_file and output is not None and not isinstance(output, MutableMapping):
-        raise ConfigError(
-            f"output: expected a path, a dictionary or None, got {type(output).__name__}. A module takes the "
-            "result by module.load_state_dict(merge(recipe))."
-        )
     _check_space(node, strict_merge_space if strict_merge_space is not ... else "weight" if is_file else None)
     if fallback_model is not None:
         node = node | fallback_model
@@ -151,14 +147,7 @@ def merge(
     size = None if shard_size is None else parse_size(shard_size)
     make_card = _card_of(node, options, made_as) if card and _is_folder(target) else None
     job = Job(node, target, made_as, shard_size=size, card=make_card, caches=cache or {})
-    with plan([job], options) as planned, _progress(planned, tqdm) as progress:
-        if not planned.layouts[0] and not allow_empty_merge:
-            raise MergeError(
-                f"the recipe {node!r} gives no key. allow_empty_merge=True merges it all the same."
-            )
-        report = run_plan(planned, progress)
-    summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
-    log.info("merged %d keys in %s", report.keys, summary)
+    report = _run(job, options, tqdm, allow_empty_merge)
     checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
     _warn(report, [about for about, is_checked in checked.items() if not is_checked])
     return target if isinstance(target, Path) else _to_output(target, output, output_device)
@@ -224,6 +213,27 @@ def _card_of(recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | 
     from mecha_exp.publishing.card import Settings, model_card  # which a merge into memory does not need
 
     return functools.partial(model_card, recipe, Settings(options, dtype))
+
+
+def _check_output(output: Any) -> None:
+    if output is not None and not isinstance(output, str | os.PathLike | MutableMapping):
+        raise ConfigError(
+            f"output: expected a path, a dictionary or None, got {type(output).__name__}. A module takes the "
+            "result by module.load_state_dict(merge(recipe))."
+        )
+
+
+def _run(job: Job, options: EngineOptions, tqdm: Callable[..., Any] | None, allow_empty: bool) -> MergeReport:
+    """Merge, and log what it took."""
+    with plan([job], options) as planned, _progress(planned, tqdm) as progress:
+        if not planned.layouts[0] and not allow_empty:
+            raise MergeError(
+                f"the recipe {job.recipe!r} gives no key. allow_empty_merge=True merges it all the same."
+            )
+        report = run_plan(planned, progress)
+    summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, peak_memory())
+    log.info("merged %s in %s", counted(report.keys, "key"), summary)
+    return report
 
 
 def _check_space(node: Node, requested: str | None) -> None:

@@ -33,6 +33,9 @@ class MechaError(Exception):
     A message of more than 2,000 characters is shortened in its middle.
     """
 
+    _problems: tuple[str, ...] = ()
+    """The problems that the message lists, where it lists several."""
+
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(shortened(a, MAX_MESSAGE) if isinstance(a, str) else a for a in arguments))
 
@@ -106,7 +109,7 @@ class Problems:
 
     @contextmanager
     def collected(self, kind: type[MechaError], prefix: str = "") -> Iterator[None]:
-        """Add an error of this kind to the others, in place of raising it.
+        """Add an error of this kind to the others, in place of raising it; one that lists several adds each.
 
         >>> problems = Problems()
         >>> with problems.collected(ConfigError, "alpha: "):
@@ -117,7 +120,7 @@ class Problems:
         try:
             yield
         except kind as error:
-            self.add(f"{prefix}{error}")
+            self.add_all(f"{prefix}{problem}" for problem in error._problems or [str(error)])
 
     def raise_as(self, kind: type[MechaError]) -> None:
         """Raise one `kind` with all messages, if there are any."""
@@ -127,7 +130,9 @@ class Problems:
             listed = "".join(f"\n  {i}. {m}" for i, m in enumerate(self._messages[:MAX_LISTED], 1))
             rest = len(self._messages) - MAX_LISTED
             more = f"\n  and {rest} more" if rest > 0 else ""
-            raise kind(f"{len(self._messages)} problems:{listed}{more}")
+            error = kind(f"{len(self._messages)} problems:{listed}{more}")
+            error._problems = tuple(self._messages)
+            raise error
 
 
 @contextmanager
@@ -142,7 +147,9 @@ def prefixed(prefix: str, kind: type[MechaError] = ConfigError) -> Iterator[None
     try:
         yield
     except kind as error:
-        raise type(error)(f"{prefix}{error}") from None
+        with_prefix = type(error)(f"{prefix}{error}")
+        with_prefix._problems = tuple(f"{prefix}{problem}" for problem in error._problems)
+        raise with_prefix from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

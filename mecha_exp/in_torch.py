@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mecha_exp.api import merge
 from mecha_exp.checkpoint import open_stored, round_to
 from mecha_exp.engine import EngineOptions
-from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, did_you_mean, some
+from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, counted, did_you_mean, some
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.parameters import ParameterSpec
@@ -192,14 +192,15 @@ def _check_fits(
     problems = Problems()
     missing = [names[0] for names in groups if not any(name in tensors for name in names)]
     if missing:
-        problems.add(f"the source lacks {len(missing)} keys of the module: {some(missing, 5)}.")
+        problems.add(f"the source lacks {counted(len(missing), 'key')} of the module: {some(missing, 5)}.")
     if more := [key for key in tensors if key not in own]:
         hint = did_you_mean(more[0], own)
-        problems.add(f"the module lacks {len(more)} keys of the source: {some(more, 5)}.{hint}")
+        problems.add(f"the module lacks {counted(len(more), 'key')} of the source: {some(more, 5)}.{hint}")
     if empty := [key for key, tensor in own.items() if tensor.is_meta]:
+        count = counted(len(empty), "tensor of the module is", "tensors of the module are")
         problems.add(
-            f"{len(empty)} tensors of the module are on the meta device and hold no values: "
-            f"{some(empty, 5)}. Give it memory first: module.to_empty(device='cpu')."
+            f"{count} on the meta device, without values: {some(empty, 5)}. Give it memory first: "
+            "module.to_empty(device='cpu')."
         )
     for key, tensor in own.items():
         if key in tensors and (fault := _fault_of(tensor, tensors[key])):

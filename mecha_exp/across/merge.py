@@ -19,7 +19,7 @@ from mecha_exp.engine import run_plan as run_here
 from mecha_exp.engine.merge import sink_of
 from mecha_exp.engine.runtime.context import Progress
 from mecha_exp.engine.sinks import Sink
-from mecha_exp.errors import MechaError, MergeError
+from mecha_exp.errors import MechaError, MergeError, counted
 
 ATTEMPTS = 3
 """How often a task is started whose worker is lost."""
@@ -65,7 +65,8 @@ def _open_finished(planned: Plan, number: int) -> Sink:
     if missing:
         sink.suspend()
         raise MergeError(
-            f"{planned.jobs[number].output}: {missing} of {len(planned.keys)} keys are not made, though all "
+            f"{planned.jobs[number].output}: {missing} of {counted(len(planned.keys), 'key')} "
+            f"{'is' if missing == 1 else 'are'} not made, though all "
             "tasks have ended. Do all machines see one folder? Start the merge again: it goes on."
         )
     return sink

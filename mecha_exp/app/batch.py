@@ -269,7 +269,7 @@ def _run(planned: Plan, points: Sequence[Point], progress: Progress) -> Outcomes
     with PeakMemory() as memory, progress(planned) as advance:
         report = run_plan(planned, advance, points[0].config.get("plugins") or ())
     if report.resumed_keys:
-        log.info("resumed: %d of %d keys were already done", report.resumed_keys, report.keys)
+        log.info("resumed: %d of %s were already done", report.resumed_keys, counted(report.keys, "key"))
     outcomes: Outcomes = {}
     compared = {model for moments in report.moments for model in moments}
     anatomies = {model: Anatomy.of(infos_of(planned.sources[model])) for model in compared}

@@ -30,7 +30,7 @@ from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
 from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine import plan
-from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError
+from mecha_exp.errors import ConfigError, MechaError, Problems, TrackingError, counted
 from mecha_exp.evaluation import Scoring
 from mecha_exp.plugins import load_plugins
 from mecha_exp.report import Results, terminal_table
@@ -312,7 +312,7 @@ def _show_result(record: Record, folder: Path) -> None:
         print_line(f"the run       {folder}")
         return
     if resumed := m["io/resumed_keys"]:
-        stdout.print(f"resumed: {resumed:.0f} of {m['io/keys']:.0f} keys were already done")
+        stdout.print(f"resumed: {resumed:.0f} of {counted(int(m['io/keys']), 'key')} were already done")
     took = m["time/merge_seconds"], m["io/bytes_read"], m["io/bytes_written"], m["memory/peak_bytes"]
     print_line(f"merged in {merge_summary(*took)}")
     print_line(f"the run       {folder}")

@@ -22,7 +22,7 @@ from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.checkpoint.dtypes import number_format
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.engine.provenance import KEY
-from mecha_exp.errors import ConfigError, EvaluationError, MechaError
+from mecha_exp.errors import ConfigError, EvaluationError, MechaError, counted
 from mecha_exp.recipe.files import METADATA_KEY
 
 METADATA = "mecha_exp.recalibrated"
@@ -113,8 +113,8 @@ class _Moments:
         """The mean and the unbiased variance, in the layer's dtype."""
         if self.count < 2:
             raise EvaluationError(
-                f"'{name}' sees {self.count} values for each channel in all examples, and a variance takes "
-                "two. Give more examples."
+                f"'{name}' sees {counted(self.count, 'value')} for each channel in all examples, and a "
+                "variance takes two. Give more examples."
             )
         assert isinstance(self.mean, Tensor) and isinstance(self.squares, Tensor)
         assert layer.running_mean is not None

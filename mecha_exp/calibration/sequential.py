@@ -87,13 +87,7 @@ def calibrate_along_merge(
         ALPHA: alpha,
         MERGED_FINGERPRINTS: [fingerprint(expert.stored) for expert in experts],
     }
-    experts = [
-        replace(
-            e,
-            request=replace(e.request, kinds=(GRAM,), labels="", settings={**e.request.settings, **settings}),
-        )
-        for e in experts
-    ]
+    experts = [_with_settings(expert, settings) for expert in experts]
     blocks = blocks_of(experts[0].subject)
     collectors = [[_collectors(expert, block) for block in blocks] for expert in experts]
     headers = [
@@ -110,12 +104,9 @@ def calibrate_along_merge(
             for expert, by_block, partial in zip(experts, collectors, partials, strict=True):
                 if partial.has(group):
                     advance(len(expert.subject.examples))
-                    continue
-                merge.show(block, expert.weights)
-                _measure(expert, expert.subject.module.get_submodule(block), by_block[group], advance)
-                partial.finish(group, by_block[group], len(expert.subject.examples))
-                for collector in by_block[group]:
-                    collector.free()
+                else:
+                    merge.show(block, expert.weights)
+                    _finish_block(expert, partial, group, block, by_block[group], advance)
             merge.merge(block, partials)
         headers = [
             replace(header, rows=partial.rows) for header, partial in zip(headers, partials, strict=True)
@@ -180,6 +171,27 @@ def _check(experts: Sequence[Expert]) -> None:
                 f"RegMean++: the networks of {experts[0].stored.name} and {expert.stored.name} have other "
                 "parameters, and a merge needs one network."
             )
+
+
+def _with_settings(expert: Expert, settings: Mapping[str, Any]) -> Expert:
+    """An expert whose header says by which settings it was measured along the merge."""
+    settings = {**expert.request.settings, **settings}
+    return replace(expert, request=replace(expert.request, kinds=(GRAM,), labels="", settings=settings))
+
+
+def _finish_block(
+    expert: Expert,
+    partial: Partial,
+    group: int,
+    block: str,
+    collectors: Sequence[InputCollector],
+    advance: Advance,
+) -> None:
+    """Measure a block of an expert, and write what was measured."""
+    _measure(expert, expert.subject.module.get_submodule(block), collectors, advance)
+    partial.finish(group, collectors, len(expert.subject.examples))
+    for collector in collectors:
+        collector.free()
 
 
 def _collectors(expert: Expert, block: str) -> list[InputCollector]:

@@ -15,7 +15,7 @@ import torch
 from mecha_exp.checkpoint.formats import FOLDER_SUFFIXES, open_file
 from mecha_exp.checkpoint.model import JoinedModel, StateDictSource
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES, SUFFIX, cannot_open, open_regular
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, counted, some
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ def _open_shards(index: Path) -> StateDictSource:
             parts.append(("", shard, keys))
             if missing := [key for key in keys if key not in shard]:
                 raise CheckpointError(
-                    f"{shard.path} lacks {len(missing)} keys that {index.name} says it has: {some(missing)}. "
-                    "The files do not belong together: download or copy them again."
+                    f"{shard.path} lacks {counted(len(missing), 'key')} that {index.name} says it has: "
+                    f"{some(missing)}. The files do not belong together: download or copy them again."
                 )
             if more := [key for key in shard.keys() if key not in keys]:
                 log.warning("%s: left out, not being in %s: %s", shard.path, index.name, some(more))
@@ -165,8 +165,8 @@ def _require_present(index: Path, names: Mapping[str, object]) -> None:
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{index} needs {len(names)} files, {len(missing)} are missing: {some(sorted(missing))}. "
-            "Download or copy them to the same folder."
+            f"{index} needs {counted(len(names), 'file')}, {counted(len(missing), 'is', 'are')} missing: "
+            f"{some(sorted(missing))}. Download or copy them to the same folder."
         )
 
 

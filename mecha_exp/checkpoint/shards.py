@@ -11,7 +11,7 @@ from mecha_exp.checkpoint.dtypes import Layout, stored_bytes
 from mecha_exp.checkpoint.folder import STEMS, Component
 from mecha_exp.checkpoint.formats import GGUF, SAFETENSORS
 from mecha_exp.checkpoint.safetensors.header import INDEX, SUFFIX
-from mecha_exp.errors import CheckpointError, ConfigError, some
+from mecha_exp.errors import CheckpointError, ConfigError, counted, some
 
 WRITTEN = (*SAFETENSORS.suffixes, *SAFETENSORS.other_suffixes, *GGUF.other_suffixes)
 """The suffixes of files that are written. Any other name is that of a folder."""
@@ -86,7 +86,10 @@ def pack(tensors: Layout, components: Sequence[Component], shard_size: int | Non
             tensors_of[prefix][key.removeprefix(prefix)] = tensor
     if stray:
         names = ", ".join(name for name, _, _ in targets)
-        raise CheckpointError(f"{len(stray)} keys belong to none of the components {names}: {some(stray)}.")
+        raise CheckpointError(
+            f"{counted(len(stray), 'key belongs', 'keys belong')} to none of the components {names}: "
+            f"{some(stray)}."
+        )
     return [
         _package(name, prefix, stem, tensors_of[prefix], shard_size)
         for name, prefix, stem in targets

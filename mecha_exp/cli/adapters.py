@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from mecha_exp.cli.arguments import add_models_dir, make_parser
-from mecha_exp.errors import some
+from mecha_exp.errors import counted, some
 from mecha_exp.peft.extraction import ExtractedAdapter, extract_adapter
 from mecha_exp.peft.merging import MergedAdapter, merge_adapters
 from mecha_exp.terminal.console import make_table, print_line, print_table, stdout
@@ -54,7 +54,7 @@ def _extract(arguments: list[str]) -> int:
         leave_out=options.leave_out,
         model_dirs=options.models_dir,
     )
-    more = f", {len(made.whole)} tensors whole" if made.whole else ""
+    more = f", {counted(len(made.whole), 'tensor')} whole" if made.whole else ""
     print_line(f"{_summary(made)}{more}, relative error {made.error:.3g}")
     if made.left_out:
         print_line(f"left out: {some(made.left_out, 5)}")

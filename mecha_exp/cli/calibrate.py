@@ -10,7 +10,7 @@ from typing import Any
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.search import find_model
@@ -155,7 +155,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 def _report(header: StatisticsHeader, kept: float | None, output: Path, seconds: float) -> None:
     what = " and ".join(header.kinds)
     size = human_bytes(output.stat().st_size)
-    print_line(f"{output}: {what} of {header.count:,} examples, {size}, in {seconds:.1f} s")
+    print_line(f"{output}: {what} of {counted(header.count, 'example')}, {size}, in {seconds:.1f} s")
     if kept is not None:
         stdout.print(f"the mask has {100 * kept:.3g} % of the entries", markup=False)
         if not kept:
@@ -164,4 +164,6 @@ def _report(header: StatisticsHeader, kept: float | None, output: Path, seconds:
         measured = "Fisher information" if FISHER in header.kinds else "gradients"
         stdout.print(f"{measured} of {header.labels} labels", markup=False)
     if header.count < FEW_EXAMPLES:
-        stdout.print(f"warning: only {header.count} examples; a few hundred tell more", markup=False)
+        stdout.print(
+            f"warning: only {counted(header.count, 'example')}; a few hundred tell more", markup=False
+        )

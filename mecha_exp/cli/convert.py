@@ -14,7 +14,7 @@ from mecha_exp.checkpoint.folder import PIPELINE, STEMS
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.engine.provenance import PROVENANCE_KEYS
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, counted, some
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.copier import write_source
 from mecha_exp.sources.format_view import ConvertedSource, convert_source
@@ -67,8 +67,12 @@ def main(arguments: list[str]) -> int:
         _report(model, source, target)
         seconds = time.monotonic() - began
         print_line(str(copied.path))
-        resumed = f"; {copied.resumed} of them were there already" if copied.resumed else ""
-        stdout.print(f"converted {len(source.keys())} keys in {seconds:.2f} s: {human_bytes(size)}{resumed}")
+        keys, there = (
+            counted(len(source.keys()), "key"),
+            counted(copied.resumed, "of them was", "of them were"),
+        )
+        resumed = f"; {there} there already" if copied.resumed else ""
+        stdout.print(f"converted {keys} in {seconds:.2f} s: {human_bytes(size)}{resumed}")
         if PIPELINE in destination.small_files and destination.is_folder:
             print_line(f"{NO_TOKENIZER} {TOKENIZERS[target.architecture]}")
     return 0

@@ -24,7 +24,7 @@ from mecha_exp.cli.arguments import (
 from mecha_exp.engine import Job, plan
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.mergekit.recipe import Merge
 from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
             "engine.task puts the model in its place.",
         )
     summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
-    print_line(f"merged {report.keys} keys in {summary}")
+    print_line(f"merged {counted(report.keys, 'key')} in {summary}")
     return 0
 
 

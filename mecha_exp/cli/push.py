@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from mecha_exp.cli.arguments import make_parser
+from mecha_exp.errors import counted
 from mecha_exp.publishing.push import Upload
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import make_table, print_line, print_table
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
         _show(upload)
         return 0
     address = upload.send()
-    print_line(f"{len(upload.files)} files, {human_bytes(upload.nbytes)}: {address}")
+    print_line(f"{counted(len(upload.files), 'file')}, {human_bytes(upload.nbytes)}: {address}")
     return 0
 
 
@@ -60,7 +61,7 @@ def _show(upload: Upload) -> None:
     kind = "private" if upload.is_private else "public"
     branch = f", branch {upload.revision}" if upload.revision else ""
     lines = (
-        f"to {upload.repository}{branch} ({kind}, if it is new): {len(upload.files)} files, "
+        f"to {upload.repository}{branch} ({kind}, if it is new): {counted(len(upload.files), 'file')}, "
         f"{human_bytes(upload.nbytes)}",
         f"commit: {upload.message}",
         "Nothing was uploaded. The same command with --yes uploads it.",

@@ -9,7 +9,7 @@ from typing import Any
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.search import find_model
 from mecha_exp.terminal.bars import examples_bar
@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
         provenance |= {"count": examples}
         with examples_bar("recalibrating", examples) as advance:
             names = recalibrate(subject, stored, given["output"], provenance, advance)
-    print_line(f"{given['output']}: {len(names)} batch norms have the statistics of {examples:,} examples")
+    norms = counted(len(names), "batch norm has", "batch norms have")
+    print_line(f"{given['output']}: {norms} the statistics of {counted(examples, 'example')}")
     return 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mecha_exp.app.tracking import log_run, log_sweep
 from mecha_exp.cli.arguments import make_parser
+from mecha_exp.errors import counted
 from mecha_exp.paths import TRACKING_URI
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import SWEEP_FILE
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     store = Store(options.uri, options.experiment)
     for folder, sweep, record in loaded:
         if sweep:
-            stdout.print(f"{folder}: logged {log_sweep(folder, store)} points")
+            stdout.print(f"{folder}: logged {counted(log_sweep(folder, store), 'point')}")
         elif record is not None:
             is_new = log_run(folder, record, store)
             stdout.print(f"{folder}: {'logged' if is_new else 'the store has'} '{record.name}'")

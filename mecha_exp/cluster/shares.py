@@ -10,7 +10,7 @@ from typing import Any
 
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.cluster.workers import POLL_SECONDS, LostWorker, Workers
-from mecha_exp.errors import ClusterError
+from mecha_exp.errors import ClusterError, counted
 
 WORTH_SPLITTING = 10.0
 """The seconds that the untouched items of a share must take for a free worker to take half of them."""
@@ -108,7 +108,8 @@ class Handout:
         if again := sorted(undone - hopeless):
             self.give([again])
         for item in sorted(hopeless):
-            yield item, LostWorker(f"{self._losses[item]} workers were lost at it, the last one so: {lost}")
+            workers = counted(self._losses[item], "worker was", "workers were")
+            yield item, LostWorker(f"{workers} lost at it, the last one so: {lost}")
 
     def _await_the_last(self) -> Iterator[tuple[int, None]]:
         """Wait for what a shared folder does not show yet."""
@@ -119,8 +120,8 @@ class Handout:
         if self._remaining:
             left = ", ".join(map(str, sorted(self._remaining)[:5]))
             raise ClusterError(
-                f"workers ended and left {len(self._remaining)} points undone ({left}, ...). Another process "
-                "may have begun the same sweep; the same command goes on."
+                f"workers ended and left {counted(len(self._remaining), 'point')} undone ({left}, ...). "
+                "Another process may have begun the same sweep; the same command goes on."
             )
 
     def _split_slow_shares(self) -> None:

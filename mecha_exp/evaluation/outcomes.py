@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mecha_exp.errors import EvaluationError
+from mecha_exp.errors import EvaluationError, counted
 
 Values = NDArray[np.float64]
 Names = NDArray[np.str_]
@@ -153,8 +153,9 @@ def _names(what: str, given: Mapping[str, ArrayLike], values: Mapping[str, Value
         if task not in values:
             raise EvaluationError(f"outcomes: {what} name the task '{task}', which has no values.")
         if array.shape != values[task].shape:
-            count, expected = array.size, values[task].size
-            raise EvaluationError(f"outcomes: {count} {what} for the {expected} values of the task '{task}'.")
+            given_names = counted(array.size, what.removesuffix("s"))
+            expected = counted(values[task].size, "value")
+            raise EvaluationError(f"outcomes: {given_names} for {expected} of the task '{task}'.")
     return names
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mecha_exp.errors import RecipeError, did_you_mean, some
+from mecha_exp.errors import RecipeError, counted, did_you_mean, some
 from mecha_exp.graph.curves import Gradient, Preset, is_like_a_preset
 from mecha_exp.graph.kinds import keys_selected, near_kind
 from mecha_exp.numbers import is_number
@@ -155,7 +155,7 @@ class ByKey:
         anatomy = self._bound
         parts = {*anatomy.blocks.values(), *anatomy.components.values()}
         return (
-            f"the pattern '{selection.name}' matches none of the {len(anatomy.keys)} keys "
+            f"the pattern '{selection.name}' matches none of the {counted(len(anatomy.keys), 'key')} "
             f"({some(anatomy.keys, 3)}), no block and no component."
             f"{near_kind(selection.name) or did_you_mean(selection.name, parts)}"
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 
-from mecha_exp.errors import brief
+from mecha_exp.errors import brief, counted
 from mecha_exp.graph.by_key import ByKey, Scalar
 from mecha_exp.graph.curves import Gradient, Preset
 from mecha_exp.graph.spaces import resolve
@@ -171,7 +171,7 @@ class InMemory:
     is_made: bool = False
 
     def __repr__(self) -> str:
-        return f"<{self.name}, {len(self.state_dict)} keys>"
+        return f"<{self.name}, {counted(len(self.state_dict), 'key')}>"
 
 
 @dataclass(frozen=True, eq=False)

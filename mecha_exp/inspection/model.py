@@ -195,4 +195,4 @@ def _recipe_lines(text: str, path: str) -> list[str]:
         lines = text.splitlines()
     shown = lines[:LONGEST_RECIPE]
     more = len(lines) - len(shown)
-    return [*shown, f"... {more} lines more: python -m mecha_exp show {path}"] if more else shown
+    return [*shown, f"... {counted(more, 'line')} more: python -m mecha_exp show {path}"] if more else shown

@@ -9,6 +9,7 @@ from typing import Any
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, AdapterConfig, KeyInfo, ModelConfig, targets_of
 from mecha_exp.architectures.lora import ANY_SHAPE
+from mecha_exp.errors import counted
 from mecha_exp.terminal.console import make_table, print_line, stdout
 
 
@@ -84,7 +85,9 @@ def show_configs(data: Mapping[str, Any]) -> None:
 
 def show_config(data: Mapping[str, Any]) -> None:
     """Print a config as tables."""
-    stdout.print(f"{data['identifier']}: {data['keys']:,} keys, {human_count(data['parameters'])} parameters")
+    stdout.print(
+        f"{data['identifier']}: {counted(data['keys'], 'key')}, {human_count(data['parameters'])} parameters"
+    )
     if "adds_to" in data:
         stdout.print(f"LoRA modules of any rank, which add to the tensors of {data['adds_to']}")
     if data["sizes"]:

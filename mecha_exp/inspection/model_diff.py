@@ -15,7 +15,7 @@ from mecha_exp.architectures.anatomy import UNKNOWN, Anatomy
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.engine.planner.inputs import in_one_format
 from mecha_exp.engine.statistics import Statistics, summarise
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, counted, some
 from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import notes_on, require_plain
@@ -120,7 +120,7 @@ def show_models(comparison: Mapping[str, Any]) -> None:
     stdout.print(table)
     for part, what in (("only_a", "only in a"), ("only_b", "only in b"), ("other_shape", "of another shape")):
         if comparison[part]:
-            print_line(f"{len(comparison[part])} keys {what}: {some(comparison[part], 4)}")
+            print_line(f"{counted(len(comparison[part]), 'key')} {what}: {some(comparison[part], 4)}")
     if not any(comparison[part] for part in ("changed", "only_a", "only_b", "other_shape")):
         stdout.print("They do not differ.")
 

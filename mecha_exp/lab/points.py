@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 
 Setting = dict[str, str]
 
@@ -25,6 +25,8 @@ SAMPLED_DIGITS = 6
 EXPERTS_KEY = "models.experts"
 SET_KEY = "models.set"
 """The key of the number of a point's set of experts."""
+SEED_PATH = "parameters.seed"
+"""The key of the seed of a configuration of mergekit."""
 BLOCK, EXPERT = "block", "expert"
 """The keys of the block, or the expert, that a point sets apart."""
 SUBSET_KEY, BLOCKS_KEY = "subset", "blocks_merged"
@@ -130,8 +132,8 @@ def zipped(axes: Sequence[Axis]) -> list[Setting]:
     _require_lists(axes, "zip")
     lengths = {axis.key: len(axis.values) for axis in axes}
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-        raise ConfigError(f"sweep=zip needs lists of one length: {listed} values.")
+        listed = ", ".join(f"{key} has {counted(count, 'value')}" for key, count in lengths.items())
+        raise ConfigError(f"sweep=zip needs lists of one length: {listed}.")
     return [dict(zip(lengths, values, strict=True)) for values in zip(*(a.values for a in axes), strict=True)]
 
 
@@ -212,9 +214,9 @@ def blocks_apart(blocks: Sequence[str], mode: str, strength: str) -> list[Settin
     return [nothing, *({**nothing, "++block": b, f"++blocks.{b}": strength} for b in blocks)]
 
 
-def replicated(points: Sequence[Setting], first_seed: int, n: int) -> list[Setting]:
-    """Each point with `n` seeds."""
-    return [{**point, "seed": str(first_seed + i)} for point in points for i in range(n)]
+def replicated(points: Sequence[Setting], first_seed: int, n: int, key: str = "seed") -> list[Setting]:
+    """Each point with `n` seeds; `key` names the seed."""
+    return [{**point, key: str(first_seed + i)} for point in points for i in range(n)]
 
 
 def with_each_set(points: Sequence[Setting], names: Sequence[Sequence[str]]) -> list[Setting]:
@@ -272,7 +274,9 @@ def shared(points: Sequence[Setting], share: str | None) -> list[Setting]:
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise ConfigError(f"sweep.share={share}: expected a part such as 1/4, 2/4, 3/4 or 4/4.")
     if int(part) > len(points):
-        raise ConfigError(f"sweep.share={share}: of {len(points)} points there is none left for this part.")
+        raise ConfigError(
+            f"sweep.share={share}: of {counted(len(points), 'point')} there is none left for this part."
+        )
     return list(points[int(part) - 1 :: int(parts)])
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mecha_exp.errors import ConfigError, brief, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
 from mecha_exp.mergekit.methods import INPUT, METHODS, NO_EFFECT, OTHER, SHARED, Method
 from mecha_exp.mergekit.references import Reference, read_reference
-from mecha_exp.mergekit.settings import FLAG, Settings, check_known, read_settings
-from mecha_exp.mergekit.tokenizer_settings import TokenizerSettings, read_tokenizer
+from mecha_exp.mergekit.settings import (
+    FLAG,
+    Settings,
+    check_known,
+    output_dtype,
+    read_each,
+    read_entries,
+    read_settings,
+)
+from mecha_exp.mergekit.tokenizer_settings import TokenizerSettings, read_chat_template, read_tokenizer
 from mecha_exp.numbers import is_whole
 
 WHOLE = (0, -1)
 """The layers of a model that is merged as a whole."""
-
-AUTO = "auto"
-"""The chat template that most models have."""
 
 _SECTIONS = ("models", "slices", "modules")
 _WORDS = (
@@ -32,8 +38,8 @@ _WORDS = (
     "chat_template",
     "name",
 )
+_OF_SLICE = ("sources", "base_model", "parameters", "residual_weight")
 _OF_MIXTURES = ("experts", "gate_mode", "experts_per_token")
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -112,85 +118,116 @@ def read_configuration(config: Mapping[str, Any]) -> Configuration:
     """Read the content of a configuration.
 
     Raises:
-        ConfigError: an unknown word or method, a missing base model, or something that is not supported.
+        ConfigError: all unknown words, methods and values, a missing base model, and what is not supported.
     """
-    _check_words(config)
-    name = config.get("merge_method")
-    if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError(f"merge_method: unknown method {name!r}.{did_you_mean(str(name), METHODS)}")
-    reader = _Reader(name, METHODS[name])
-    base = _reference(config.get("base_model"), "base_model")
-    is_sliced = "slices" in config
-    slices = tuple(reader.slices(config["slices"], base)) if is_sliced else (reader.whole(config, base),)
-    return Configuration(
-        name,
-        METHODS[name],
-        slices,
-        is_sliced,
-        reader.settings(config.get("parameters"), "parameters"),
-        output_dtype(config),
-        read_tokenizer(config),
-        _chat_template(config.get("chat_template")),
-        base,
-    )
+    _refuse_mixture(config)
+    problems = Problems()
+    with problems.collected(ConfigError):
+        section = next((word for word in _SECTIONS if config.get(word)), _SECTIONS[0])
+        _check_words(config, _WORDS, ("merge_method", section), "configuration", problems)
+        reader = _Reader(config, problems)
+        settings = reader.settings(config.get("parameters"), "parameters")
+        slices = reader.slices()
+    with problems.collected(ConfigError):
+        base = _reference(config.get("base_model"), "base_model")
+    with problems.collected(ConfigError):
+        dtype = output_dtype(config)
+    with problems.collected(ConfigError):
+        tokenizer = read_tokenizer(config)
+    with problems.collected(ConfigError):
+        template = read_chat_template(config.get("chat_template"))
+    problems.raise_as(ConfigError)
+    name, method, is_sliced = reader.name, reader.method, section == "slices"
+    return Configuration(name, method, slices, is_sliced, settings, dtype, tokenizer, template, base)
 
 
 class _Reader:
-    """Reads the parts of a configuration that depend on its merge method."""
+    """Reads the parts of a configuration that depend on its merge method.
 
-    def __init__(self, name: str, method: Method) -> None:
-        self._name = name
-        self._method = method
+    What hinders nothing else, such as a parameter that cannot be read, is added to the problems and left out.
+    """
+
+    def __init__(self, config: Mapping[str, Any], problems: Problems) -> None:
+        name = config.get("merge_method")
+        if not isinstance(name, str) or name not in METHODS:
+            raise ConfigError(f"merge_method: unknown method {name!r}.{did_you_mean(str(name), METHODS)}")
+        self.name = name
+        self.method: Method = METHODS[name]
+        self._config = config
+        self._problems = problems
 
     def settings(self, config: Any, where: str, scopes: tuple[str, ...] | None = None) -> Settings:
         """A section of parameters; only those of some scopes have a meaning for a single input."""
-        kinds = {name: p.kind for name, p in self._method.parameters.items()}
-        settings = read_settings(config, {**kinds, NO_EFFECT: FLAG}, where, self._name)
-        for name in settings:
-            scope = INPUT if name == NO_EFFECT else self._method.parameters[name].scope
-            if scopes and scope not in scopes:
+        scope_of = {name: p.scope for name, p in self.method.parameters.items()} | {NO_EFFECT: INPUT}
+        for name in config if isinstance(config, Mapping) else ():
+            scope = scope_of.get(name)
+            if scope and scopes and scope not in scopes:
                 has = "one value for all inputs" if scope == SHARED else "no value for the base model"
-                raise ConfigError(
-                    f"{where}.{name}: {self._name} has {has}, and mergekit would ignore this one. Move it to "
+                self._problems.add(
+                    f"{where}.{name}: {self.name} has {has}, and mergekit would ignore this one. Move it to "
                     "the parameters of the whole, or remove it."
                 )
-        return settings
+        kinds = {name: p.kind for name, p in self.method.parameters.items()}
+        with self._problems.collected(ConfigError):
+            return read_settings(config, {**kinds, NO_EFFECT: FLAG}, where, self.name)
+        return {}
 
-    def whole(self, config: Mapping[str, Any], base: Reference | None) -> Slice:
-        """The one slice of whole models; the base is added if it is not among them."""
-        models = config["models"]
-        inputs = [
-            self._input(m, f"models[{i}]", base, WHOLE) for i, m in enumerate(read_entries(models, "models"))
-        ]
+    def slices(self) -> tuple[Slice, ...]:
+        """The one slice of whole models, or the slices of layers."""
+        if _section(self._config) == "models":
+            return (self._whole(),)
+        entries = enumerate(read_entries(self._config["slices"], "slices"))
+        return tuple(read_each(lambda entry: self._layers(entry[1], f"slices[{entry[0]}]"), entries))
+
+    def _whole(self) -> Slice:
+        """The slice of whole models; the base is added if it is not among them."""
+        base, inputs = self._models(self._config, "", "models", WHOLE)
         if base is not None and base not in [entry.reference for entry in inputs]:
             inputs.append(Input(base, WHOLE, {}, "base_model"))
         return self._checked(Slice(tuple(inputs), base, {}, "models"))
 
-    def slices(self, config: Any, base: Reference | None) -> Iterator[Slice]:
-        """The slices of layers."""
-        for number, entry in enumerate(read_entries(config, "slices")):
-            where = f"slices[{number}]"
-            check_known(entry, ("sources", "base_model", "parameters", "residual_weight"), where)
-            if entry.get("residual_weight") is not None:
-                raise ConfigError(f"{where}.residual_weight: mergekit reads it nowhere. Remove it.")
-            own = _reference(entry.get("base_model"), f"{where}.base_model") or base
-            inputs = tuple(
-                self._input(source, f"{where}.sources[{i}]", own, None)
-                for i, source in enumerate(read_entries(entry.get("sources"), f"{where}.sources"))
+    def _layers(self, config: Mapping[str, Any], where: str) -> Slice:
+        _check_words(config, _OF_SLICE, ("sources",), where, self._problems)
+        if config.get("residual_weight") is not None:
+            self._problems.add(f"{where}.residual_weight: mergekit reads it nowhere. Remove it.")
+        settings = self.settings(config.get("parameters"), f"{where}.parameters")
+        base, inputs = self._models(config, f"{where}.", "sources", None)
+        return self._checked(Slice(tuple(inputs), base, settings, where))
+
+    def _models(
+        self, config: Mapping[str, Any], prefix: str, word: str, layers: tuple[int, int] | None
+    ) -> tuple[Reference | None, list[Input]]:
+        """The base and the inputs of a slice; ConfigError for all that cannot be read."""
+        problems = Problems()
+        base: Reference | None = None
+        with problems.collected(ConfigError):
+            base = _reference(config.get("base_model"), f"{prefix}base_model")
+            base = base or _reference(self._config.get("base_model"), "base_model")
+        with problems.collected(ConfigError):
+            inputs = read_each(
+                lambda entry: self._input(entry[1], f"{prefix}{word}[{entry[0]}]", base, layers),
+                enumerate(read_entries(config.get(word), f"{prefix}{word}")),
             )
-            settings = self.settings(entry.get("parameters"), f"{where}.parameters")
-            yield self._checked(Slice(inputs, own, settings, where))
+        problems.raise_as(ConfigError)
+        return base, inputs
 
     def _input(
         self, config: Mapping[str, Any], where: str, base: Reference | None, layers: tuple[int, int] | None
     ) -> Input:
-        check_known(config, ("model", "parameters", *(() if layers else ("layer_range",))), where)
-        reference = _reference(config.get("model"), f"{where}.model")
-        if reference is None:
-            raise ConfigError(f"{where}: names no 'model'.")
-        scopes = (INPUT,) if reference == base and self._method.base != "ignored" else (INPUT, OTHER)
+        needed = ("model",) if layers else ("model", "layer_range")
+        _check_words(config, ("parameters", *needed), needed, where, self._problems)
+        problems = Problems()
+        reference: Reference | None = None
+        with problems.collected(ConfigError):
+            reference = _model(config, where)
+        is_base = reference is not None and reference == base and self.method.base != "ignored"
+        scopes = (INPUT,) if is_base else (INPUT, OTHER)
         settings = self.settings(config.get("parameters"), f"{where}.parameters", scopes)
-        return Input(reference, layers or _layer_range(config.get("layer_range"), where), settings, where)
+        with problems.collected(ConfigError):
+            layers = layers or _layer_range(config.get("layer_range"), where)
+        problems.raise_as(ConfigError)
+        assert reference is not None and layers is not None
+        return Input(reference, layers, settings, where)
 
     def _checked(self, part: Slice) -> Slice:
         """A slice with its base first, if its inputs are as many as the method takes."""
@@ -198,16 +235,14 @@ class _Reader:
         repeated = next((r for r in references if references.count(r) > 1), None)
         if repeated:
             raise ConfigError(f"{part.where}: {repeated} is there twice. An input is named once.")
-        base = part.base if self._method.base != "ignored" else None
-        if base is None and self._method.base == "required":
-            raise ConfigError(
-                f"{part.where}: {self._name} needs a base model. Name it: base_model: ORG/MODEL"
-            )
+        base = part.base if self.method.base != "ignored" else None
+        if base is None and self.method.base == "required":
+            raise ConfigError(f"{part.where}: {self.name} needs a base model. Name it: base_model: ORG/MODEL")
         if base is not None and base not in references:
             raise ConfigError(f"{part.where}: the base model {base} is not among the sources. Add it.")
         others = len(references) - (base is not None)
-        self._check_count(part.where, "inputs", len(references), self._method.counts)
-        self._check_count(part.where, "inputs beside the base", others, self._method.others)
+        self._check_count(part.where, "inputs", len(references), self.method.counts)
+        self._check_count(part.where, "inputs beside the base", others, self.method.others)
         return replace(
             part, inputs=tuple(sorted(part.inputs, key=lambda entry: entry.reference != part.base))
         )
@@ -217,40 +252,47 @@ class _Reader:
         if count < fewest or (most is not None and count > most):
             expected = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
             what = what.replace("inputs", "input", 1) if fewest == 1 else what
-            raise ConfigError(f"{where}: {self._name} takes {expected} {what}, got {count}.")
+            raise ConfigError(f"{where}: {self.name} takes {expected} {what}, got {count}.")
 
 
-def _check_words(config: Mapping[str, Any]) -> None:
-    """See that the words of a configuration are known, and say which are left out on purpose."""
+def _refuse_mixture(config: Mapping[str, Any]) -> None:
     if any(word in config for word in _OF_MIXTURES):
         raise ConfigError(
             "this has words of a mixture of experts (mergekit-moe), whose configuration has a file of its "
             "own, with 'experts' and 'base_model'."
         )
+
+
+def _check_words(
+    config: Mapping[str, Any], known: Iterable[str], needed: Iterable[str], where: str, problems: Problems
+) -> None:
+    """Add unknown words to the problems; raise them where they may stand for a needed word that is absent."""
+    is_complete = all(word in config for word in needed)
+    with problems.collected(ConfigError) if is_complete else nullcontext():
+        check_known(config, known, where)
+
+
+def _section(config: Mapping[str, Any]) -> str:
+    """Which of the sections says what is merged."""
     if config.get("modules") is not None:
         raise ConfigError(
             "modules: parts of a model with settings of their own are not read here. Say them with 'models' "
             "and filters by the names of keys."
         )
-    check_known(config, _WORDS, "configuration")
     present = [word for word in _SECTIONS if config.get(word)]
     if len(present) != 1:
         raise ConfigError(f"expected exactly one of 'models' and 'slices', got {present or 'none of them'}.")
-
-
-def read_entries(config: Any, where: str) -> list[Mapping[str, Any]]:
-    """The mappings of a list, of which there is one at least.
-
-    Raises:
-        ConfigError: it is not such a list.
-    """
-    if not isinstance(config, list) or not config or not all(isinstance(e, Mapping) for e in config):
-        raise ConfigError(f"{where}: expected a list of mappings, got {brief(config)}.")
-    return config
+    return present[0]
 
 
 def _reference(config: Any, where: str) -> Reference | None:
     return None if config is None else read_reference(config, where)
+
+
+def _model(config: Mapping[str, Any], where: str) -> Reference:
+    if config.get("model") is None:
+        raise ConfigError(f"{where}: names no 'model'.")
+    return read_reference(config["model"], f"{where}.model")
 
 
 def _layer_range(config: Any, where: str) -> tuple[int, int]:
@@ -267,26 +309,3 @@ def _layer_range(config: Any, where: str) -> tuple[int, int]:
             "second number is larger."
         )
     return first, end
-
-
-def output_dtype(config: Mapping[str, Any]) -> str | None:
-    """The dtype that a configuration says for its output; ConfigError for one that is not known."""
-    chosen = None
-    for word in ("dtype", "out_dtype"):
-        if config.get(word) is not None:
-            name = str(config[word]).removeprefix("torch.")
-            if name not in _DTYPES:
-                raise ConfigError(f"{word}: unknown dtype {config[word]!r}.{did_you_mean(name, _DTYPES)}")
-            chosen = name
-    return chosen
-
-
-def _chat_template(config: Any) -> str | None:
-    if config is None:
-        return None
-    if not isinstance(config, str) or (config != AUTO and "{" not in config):
-        raise ConfigError(
-            f"chat_template: {brief(config)} is a name, and only {AUTO} and templates as text are read here. "
-            "Give the text of the template, in Jinja."
-        )
-    return config

@@ -85,7 +85,7 @@ def from_mergekit(
         offline: whether models of the hub must be in its cache already.
 
     Raises:
-        ConfigError: an unknown word or method, or something that is not supported, with the reason.
+        ConfigError: all unknown words, methods and values, or what is not supported, with the reason.
         CheckpointError: a model is not there, or its layers cannot be told where a gradient needs them.
 
     >>> merge(from_mergekit("ties.yml"), "merged")
@@ -121,9 +121,11 @@ def _merge_of_documents(
     """The merge of the last of several documents, with the graphs of those that it names in their places."""
     named = by_name(documents)
     configurations = {}
+    problems = Problems()
     for name, own in values_by_document(named, values).items():
-        with _of_document(name):
+        with problems.collected(ConfigError), _of_document(name):
             configurations[name] = read_configuration(with_values(named[name], own))
+    problems.raise_as(ConfigError)
     made: dict[str, StoredModel] = {}
     *before, last = in_order(configurations)
     for name in before:

@@ -1,15 +1,17 @@
-"""Values of mergekit's parameters: numbers, gradients over the layers, filters by the names of keys."""
+"""Values in mergekit's configurations: numbers, gradients over the layers, filters by the names of keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from mecha_exp.errors import ConfigError, brief, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
 
 Scalar: TypeAlias = "float | int | bool"
+_Entry = TypeVar("_Entry")
+_Read = TypeVar("_Read")
 
 NUMBER, INTEGER, FLAG = "number", "whole number", "true or false"
 """The kinds of values."""
@@ -19,6 +21,7 @@ EVERY_KEY = "*"
 
 _RULE_WORDS = ("filter", "value")
 _FLAGS = {"true": True, "false": False, "1": True, "0": False}
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -97,21 +100,23 @@ def read_settings(config: Any, kinds: Mapping[str, str], where: str, method: str
         method: the name of the merge method, for messages.
 
     Raises:
-        ConfigError: the method has no such parameter, or a value cannot be read.
+        ConfigError: all parameters that the method does not have, and all values that cannot be read.
     """
     if config is None:
         return {}
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: expected a mapping of parameters, got {brief(config)}.")
-    settings = {}
-    for name, value in config.items():
-        if str(name) not in kinds:
+
+    def setting(name: str) -> Setting:
+        if name not in kinds:
             raise ConfigError(
                 f"{where}.{name}: {method} has no such parameter, and mergekit would ignore it. Remove it, "
-                f"or mend its name.{did_you_mean(str(name), kinds)}"
+                f"or mend its name.{did_you_mean(name, kinds)}"
             )
-        settings[str(name)] = read_setting(value, kinds[str(name)], f"{where}.{name}")
-    return settings
+        return read_setting(values[name], kinds[name], f"{where}.{name}")
+
+    values = {str(name): value for name, value in config.items()}
+    return dict(zip(values, read_each(setting, values), strict=True))
 
 
 def read_setting(value: Any, kind: str, where: str) -> Setting:
@@ -119,8 +124,8 @@ def read_setting(value: Any, kind: str, where: str) -> Setting:
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
-        rules = tuple(_rule(entry, kind, f"{where}[{i}]") for i, entry in enumerate(value))
-        return Setting(rules, kind, where)
+        rules = read_each(lambda rule: _rule(rule[1], kind, f"{where}[{rule[0]}]"), enumerate(value))
+        return Setting(tuple(rules), kind, where)
     return Setting((Rule(None, _points(value, kind, where)),), kind, where)
 
 
@@ -130,10 +135,49 @@ def first_value(settings: Iterable[Setting], key: str, depth: float) -> Scalar |
 
 
 def check_known(config: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """See that the words of a section are known; ConfigError names the first that is not."""
-    for word in config:
-        if word not in known:
-            raise ConfigError(f"{where}: unknown word {word!r}.{did_you_mean(str(word), known)}")
+    """See that the words of a section are known; ConfigError names those that are not."""
+    problems = Problems()
+    problems.add_all(
+        f"{where}: unknown word {word!r}.{did_you_mean(str(word), known)}"
+        for word in config
+        if word not in known
+    )
+    problems.raise_as(ConfigError)
+
+
+def read_each(read: Callable[[_Entry], _Read], entries: Iterable[_Entry]) -> list[_Read]:
+    """What a function reads in each entry; one ConfigError for all that cannot be read."""
+    problems = Problems()
+    results = []
+    for entry in entries:
+        with problems.collected(ConfigError):
+            results.append(read(entry))
+    problems.raise_as(ConfigError)
+    return results
+
+
+def read_entries(config: Any, where: str) -> list[Mapping[str, Any]]:
+    """The mappings of a list, of which there is one at least.
+
+    Raises:
+        ConfigError: it is not such a list.
+    """
+    if not isinstance(config, list) or not config or not all(isinstance(e, Mapping) for e in config):
+        raise ConfigError(f"{where}: expected a list of mappings, got {brief(config)}.")
+    return config
+
+
+def output_dtype(config: Mapping[str, Any]) -> str | None:
+    """The dtype that a configuration says for its output; ConfigError for those that are not known."""
+
+    def dtype(word: str) -> str:
+        name = str(config[word]).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise ConfigError(f"{word}: unknown dtype {config[word]!r}.{did_you_mean(name, _DTYPES)}")
+        return name
+
+    given = read_each(dtype, (word for word in ("dtype", "out_dtype") if config.get(word) is not None))
+    return given[-1] if given else None
 
 
 def _rule(entry: Mapping[str, Any], kind: str, where: str) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.mergekit.reading import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.recipe.layers import sides
@@ -27,7 +27,8 @@ def spans_of(
     is_one = _rest_of(first) == _rest_of(last)
     if not is_one and len(first.inputs) != len(last.inputs):
         raise ConfigError(
-            f"{last.where}: has {len(last.inputs)} sources, and {first.where} has {len(first.inputs)}. "
+            f"{last.where}: has {counted(len(last.inputs), 'source')}, and {first.where} has "
+            f"{len(first.inputs)}. "
             "mergekit merges the last norm and the output layer wrongly then. Give both as many."
         )
     spans: list[dict[Reference, Span]] = []
@@ -53,6 +54,6 @@ def _rest_of(part: Slice) -> object:
 def _require_layers(where: str, end: int, model: StoredModel) -> None:
     if end > model.layers.count:
         raise ConfigError(
-            f"{where}.layer_range: ends at {end}, and {model.source} has {model.layers.count} layers, "
-            "numbered from 0."
+            f"{where}.layer_range: ends at {end}, and {model.source} has "
+            f"{counted(model.layers.count, 'layer')}, numbered from 0."
         )

@@ -1,4 +1,4 @@
-"""What a configuration says about tokens: the tokenizer of the output, and where rows come from."""
+"""What a configuration says about tokens: the tokenizer, where rows come from, and the chat template."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mecha_exp.errors import ConfigError, brief
+from mecha_exp.errors import ConfigError, Problems, brief
 from mecha_exp.mergekit.references import Reference, read_reference
-from mecha_exp.mergekit.settings import check_known
+from mecha_exp.mergekit.settings import check_known, read_each
 from mecha_exp.numbers import is_whole
 
 UNION, BASE = "union", "base"
 """Tokenizers that are not those of a model that is named."""
+
+AUTO = "auto"
+"""The chat template that most models have."""
 
 ZERO, MODEL_TOKEN = "zero", "model_token"
 
@@ -61,7 +64,7 @@ def read_tokenizer(config: Mapping[str, Any]) -> TokenizerSettings | None:
     """Read `tokenizer_source`, or the section `tokenizer`; None where there is neither.
 
     Raises:
-        ConfigError: there are both, or something in them cannot be read.
+        ConfigError: there are both, or all in them that cannot be read.
     """
     section, source = config.get("tokenizer"), config.get("tokenizer_source")
     if section is None:
@@ -70,13 +73,29 @@ def read_tokenizer(config: Mapping[str, Any]) -> TokenizerSettings | None:
         raise ConfigError("tokenizer and tokenizer_source: give one of them.")
     if not isinstance(section, Mapping):
         raise ConfigError(f"tokenizer: expected a mapping with 'source', got {brief(section)}.")
-    check_known(section, ("source", "tokens", "pad_to_multiple_of"), "tokenizer")
-    return TokenizerSettings(
-        _source(section.get("source", UNION), "tokenizer.source"),
-        _tokens(section.get("tokens") or {}),
-        _multiple(section.get("pad_to_multiple_of")),
-        "tokenizer.source",
-    )
+    problems = Problems()
+    with problems.collected(ConfigError):
+        check_known(section, ("source", "tokens", "pad_to_multiple_of"), "tokenizer")
+    with problems.collected(ConfigError):
+        source = _source(section.get("source", UNION), "tokenizer.source")
+    with problems.collected(ConfigError):
+        tokens = _tokens(section.get("tokens") or {})
+    with problems.collected(ConfigError):
+        multiple = _multiple(section.get("pad_to_multiple_of"))
+    problems.raise_as(ConfigError)
+    return TokenizerSettings(source, tokens, multiple, "tokenizer.source")
+
+
+def read_chat_template(config: Any) -> str | None:
+    """A chat template as text, or `auto`; ConfigError for the name of one."""
+    if config is None:
+        return None
+    if not isinstance(config, str) or (config != AUTO and "{" not in config):
+        raise ConfigError(
+            f"chat_template: {brief(config)} is a name, and only {AUTO} and templates as text are read here. "
+            "Give the text of the template, in Jinja."
+        )
+    return config
 
 
 def _source(source: Any, where: str) -> str | Reference:
@@ -96,7 +115,8 @@ def _multiple(value: Any) -> int:
 def _tokens(section: Any) -> dict[str, TokenSource]:
     if not isinstance(section, Mapping):
         raise ConfigError(f"tokenizer.tokens: expected a mapping of tokens, got {brief(section)}.")
-    return {str(token): _token(entry, f"tokenizer.tokens.{token}") for token, entry in section.items()}
+    sources = read_each(lambda item: _token(item[1], f"tokenizer.tokens.{item[0]}"), section.items())
+    return dict(zip(map(str, section), sources, strict=True))
 
 
 def _token(entry: Any, where: str) -> TokenSource:

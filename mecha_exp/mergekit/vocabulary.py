@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from mecha_exp.checkpoint.sidecars import folder_of
-from mecha_exp.errors import CheckpointError, ConfigError, some
+from mecha_exp.errors import CheckpointError, ConfigError, counted, some
 from mecha_exp.mergekit.reading import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.tokenizer_settings import UNION, TokenizerSettings, TokenSource
@@ -188,8 +188,9 @@ def _require_rows(
     """See that the model whose tokenizer it is has a row for each token of it."""
     lacking = [repr(token) for token in tokens if token not in numbers]
     if lacking:
+        tokens_are = counted(len(lacking), f"token of {donor} is", f"tokens of {donor} are")
         raise CheckpointError(
-            f"{settings.where}: {len(lacking)} tokens of {donor} are beyond the rows of its embedding: "
+            f"{settings.where}: {tokens_are} beyond the rows of its embedding: "
             f"{some(lacking, 3)}. Take the tokenizer of another model, or resize the embedding."
         )
 

@@ -79,13 +79,34 @@ def _of_several_keys(function: Callable[..., Any], returned: Declared) -> Declar
 
 
 def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
+    _check_annotated(parameter, owner)
     annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
+    declared = annotation if isinstance(annotation, Declared) else Declared(annotation)
+    interface, is_state_dict = _interface(declared.interface, owner, parameter.name)
+    return ParameterSpec(
+        parameter.name,
+        interface,
+        _spaces(parameter, declared, interface, owner),
+        os.fspath(parameter.default) if isinstance(parameter.default, Path) else parameter.default,
+        declared.bounds,
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL,
+        declared.symbol,
+        declared.config,
+        is_state_dict,
+        declared.choices,
+        declared.help,
+        _is_optional(declared.interface),
+    )
+
+
+def _check_annotated(parameter: inspect.Parameter, owner: str) -> None:
+    """See that a parameter says what it is, and has a name that arguments can be given by."""
+    if parameter.annotation is inspect.Parameter.empty:
         raise RecipeError(
             f"{owner}: the parameter '{parameter.name}' has no annotation. Write "
             f"`{parameter.name}: Parameter(Tensor)`."
         )
-    if annotation is Parameter:
+    if parameter.annotation is Parameter:
         raise RecipeError(
             f"{owner}: the parameter '{parameter.name}' is annotated with Parameter itself. Say of what: "
             f"`{parameter.name}: Parameter(Tensor)`."
@@ -98,8 +119,12 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
         raise RecipeError(
             f"{owner}: '{parameter.name}' is reserved for `**kwargs`. Give the parameter another name."
         )
-    declared = annotation if isinstance(annotation, Declared) else Declared(annotation)
-    interface, is_state_dict = _interface(declared.interface, owner, parameter.name)
+
+
+def _spaces(
+    parameter: inspect.Parameter, declared: Declared, interface: Any, owner: str
+) -> tuple[str, ...] | None:
+    """The merge spaces of a parameter; what has a default, or is not a tensor, is a `param`."""
     has_default = parameter.default is not inspect.Parameter.empty
     spaces = declared.spaces
     if has_default and spaces not in (None, ("param",)) and parameter.default is not None:
@@ -109,20 +134,7 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
         )
     if spaces is None and (has_default or interface not in (torch.Tensor, object)):
         spaces = ("param",)
-    return ParameterSpec(
-        parameter.name,
-        interface,
-        spaces,
-        os.fspath(parameter.default) if isinstance(parameter.default, Path) else parameter.default,
-        declared.bounds,
-        parameter.kind is inspect.Parameter.VAR_POSITIONAL,
-        declared.symbol,
-        declared.config,
-        is_state_dict,
-        declared.choices,
-        declared.help,
-        _is_optional(declared.interface),
-    )
+    return spaces
 
 
 def _is_optional(annotation: Any) -> bool:

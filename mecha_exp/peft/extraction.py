@@ -18,7 +18,7 @@ from torch import Tensor
 from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import is_arithmetic, open_stored
 from mecha_exp.checkpoint.sidecars import config_beside
-from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.numbers import is_whole
 from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
@@ -161,7 +161,8 @@ class _Pair:
         if others := [key for key in self._other_changes if key not in {*self.whole, *self.left_out}]:
             name = self._module(others[0]).rpartition(".")[2]
             raise CheckpointError(
-                f"besides linear layers {len(others)} tensors changed: {some(others, 5)}. Save their modules "
+                f"besides linear layers {counted(len(others), 'tensor')} changed: {some(others, 5)}. Save "
+                "their modules "
                 f"whole (--modules-to-save {name}), or leave the changes out (--leave-out '{others[0]}'). "
                 "Both take several."
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from mecha_exp.architectures.lora import HADA, LOHA, LOKR, PEFT_PREFIX, W1, W2, difference_shape, reshapes
 from mecha_exp.architectures.lora_deltas import difference
 from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.errors import CheckpointError, ConfigError, Problems, some
+from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
 
 A, B, BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
 OF_ROWS, OF_COLUMNS = "lora_embedding_A", "lora_embedding_B"
@@ -139,8 +139,8 @@ def sorted_modules(keys: Iterable[str], name: str) -> tuple[dict[str, dict[str, 
     problems = Problems()
     if unknown:
         problems.add(
-            f"{name}: {len(unknown)} keys are not those of a LoRA of PEFT: {some(unknown, 3)}. Expected "
-            f"{PEFT_PREFIX}MODULE.{A}, .{B} and their like."
+            f"{name}: {counted(len(unknown), 'key is not one', 'keys are not those')} of a LoRA of PEFT: "
+            f"{some(unknown, 3)}. Expected {PEFT_PREFIX}MODULE.{A}, .{B} and their like."
         )
     for module, suffixes in factors.items():
         pairs = [(A, B), (OF_ROWS, OF_COLUMNS)]

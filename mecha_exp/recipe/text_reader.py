@@ -15,7 +15,7 @@ import torch
 
 from mecha_exp.architectures.structural import STRUCTURAL
 from mecha_exp.checkpoint import parse_dtype
-from mecha_exp.errors import MechaError, RecipeError, did_you_mean
+from mecha_exp.errors import MechaError, RecipeError, counted, did_you_mean
 from mecha_exp.graph.by_key import by_key
 from mecha_exp.graph.literals import as_node, node_by_key
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, ParameterNode
@@ -68,8 +68,8 @@ class Arguments:
         for name in self.named:
             if name not in known:
                 raise _Misplaced(f"unknown word '{name}'.{did_you_mean(name, known)}", self.columns[name])
-        if len(self.values) > len(known):
-            raise RecipeError(f"there are {len(self.values) - len(known)} words too many")
+        if (more := len(self.values) - len(known)) > 0:
+            raise RecipeError(f"{counted(more, 'word')} too many")
         positional = dict(zip(known, self.values, strict=False))
         for name in self.named:
             if name in positional:

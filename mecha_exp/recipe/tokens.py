@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.checkpoint.sidecars import folder_of
-from mecha_exp.errors import CheckpointError, ConfigError, some
+from mecha_exp.errors import CheckpointError, ConfigError, counted, some
 from mecha_exp.graph.nodes import ModelNode, Node, call
 from mecha_exp.numbers import is_whole
 from mecha_exp.recipe.token_names import TokenNames
@@ -71,7 +71,8 @@ def align_tokens(
     lacking = [number for number, row in enumerate(rows) if not row]
     if lacking and missing == ERROR:
         raise CheckpointError(
-            f"align_tokens: {' and '.join(models)} have no row for {len(lacking)} tokens of {target}: "
+            f"align_tokens: {' and '.join(models)} have no row for {counted(len(lacking), 'token')} of "
+            f"{target}: "
             f"{some([repr(tokens[number]) for number in lacking], 3)}. Name a model that has them after "
             f"these, or say how their rows are made: missing={', '.join(MISSING[1:])}"
         )
@@ -187,13 +188,13 @@ def _approximated(
     shared = sorted((row, same) for same, row in pairs if same is not None)
     if len(shared) < k:
         raise CheckpointError(
-            f"align_tokens: {model} and {donor} share {len(shared)} tokens, and missing=omp adds the rows of "
-            f"k={k} of them. "
+            f"align_tokens: {model} and {donor} share {counted(len(shared), 'token')}, and missing=omp "
+            f"adds the rows of k={k} of them. "
             + (f"Set k={len(shared)} or less." if shared else "Set missing=pieces, mean or zero.")
         )
     if unknown := [number for number in lacking if number not in donor_names.numbers]:
         raise CheckpointError(
-            f"align_tokens: {donor} has {len(unknown)} tokens without a row, as "
+            f"align_tokens: {donor} has {counted(len(unknown), 'token')} without a row, as "
             f"{donor_names.tokenizer.tokens[unknown[0]]!r}, so that missing=omp has nothing to go by. Set "
             "missing=pieces, mean or zero."
         )

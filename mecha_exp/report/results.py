@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mecha_exp.lab.points import LEARNED_KEY, SET_KEY, SOUP_KEY
+from mecha_exp.errors import counted
+from mecha_exp.lab.points import LEARNED_KEY, SEED_PATH, SET_KEY, SOUP_KEY
 from mecha_exp.report.adaptive import NOTHING
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mecha_exp.verdict import Verdict
 
 
-REPLICATE_KEYS = ("seed", SET_KEY)
+REPLICATE_KEYS = ("seed", SEED_PATH, SET_KEY)
 """Points that differ in these keys only are replicates of one setting."""
 BLOCK_KEY = "block"
 """The key of a block ablation; the undisturbed point does not set it."""
@@ -272,7 +273,7 @@ class Results:
             f"inputs of {', '.join(named[:3])}{' ...' * (len(named) > 3)}: {', '.join(names)}"
             for names, named in groups.items()
         ]
-        more = [f"inputs: {len(lines) - 10} more sets"] if len(lines) > 10 else []
+        more = [f"inputs: {counted(len(lines) - 10, 'more set')}"] if len(lines) > 10 else []
         return [*lines[:10], *more]
 
     @property
@@ -342,8 +343,8 @@ class Results:
         return declared or next((u for start, u in _UNITS.items() if (metric or "").startswith(start)), "")
 
     def text(self, record: Record, key: str) -> str:
-        """The text of a point's override of a swept key; an empty string if there is none."""
-        for override in record.overrides:
+        """The text of a point's last override of a swept key; an empty string if there is none."""
+        for override in reversed(record.overrides):
             name, _, text = override.lstrip("+").partition("=")
             if name == key:
                 return text
@@ -395,8 +396,9 @@ def results_of(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
 def _to_come(sweep: Sweep, records: Sequence[Record]) -> list[str]:
     """A remark on the points of a sweep that have no record yet, if there are any."""
     missing = sweep.points - len(records)
-    what = f"{missing} of {sweep.points} points are not there yet: the best of all may be another one"
-    return [f"{what}. The command of the sweep goes on with them."] if missing > 0 else []
+    what = f"{missing} of {counted(sweep.points, 'point')} {'is' if missing == 1 else 'are'} not there yet"
+    hint = "the best of all may be another one. The command of the sweep goes on with them."
+    return [f"{what}: {hint}"] if missing > 0 else []
 
 
 def results_from(sweep: Sweep, by_folder: Mapping[Path, Record]) -> Results:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.errors import ConfigError, EvaluationError
-from mecha_exp.lab.points import SET_KEY
+from mecha_exp.errors import ConfigError, EvaluationError, counted
+from mecha_exp.lab.points import SEED_PATH, SET_KEY
 from mecha_exp.report.results import REPLICATE_KEYS, Results, results_from
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
@@ -35,9 +35,9 @@ _MIXED = (
     "rounding may come from that."
 )
 _SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
-_SOURCES = {SET_KEY: "experts"}
+_SOURCES = {SET_KEY: "experts", SEED_PATH: "seed"}
 """The names of what replicates differ in, where they are not the keys."""
-_IN_WORDS = {"seed": "seeds", SET_KEY: "sets of experts"}
+_IN_WORDS = {"seed": "seeds", SEED_PATH: "seeds", SET_KEY: "sets of experts"}
 
 
 def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
@@ -110,7 +110,8 @@ def race_notes(results: Results) -> list[str]:
     if key := race.get("key"):
         at = " or ".join(f"{key}={count}" for count in sorted(set(counts)))
         return [
-            f"Hyperband dropped {len(counts)} of {len(results.records)} points at {at}; the others were "
+            f"Hyperband dropped {len(counts)} of {counted(len(results.records), 'point')} at {at}; the "
+            "others were "
             f"measured with {key}={race['full']}. The best of the sweep may be among those that it dropped, "
             "and they are not compared."
         ]
@@ -127,8 +128,8 @@ def race_notes(results: Results) -> list[str]:
     if results.mode == SEARCH and race.get("rule") != "halving":  # what comes next depends on the race
         error += ", as far as trials do not depend on what was dropped before them"
     return [
-        f"A race dropped {len(counts)} of {len(results.records)} points after {after} of {whole:,} examples: "
-        f"{error}, and they are not compared."
+        f"A race dropped {len(counts)} of {counted(len(results.records), 'point')} after {after} of "
+        f"{counted(whole, 'example')}: {error}, and they are not compared."
     ]
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from sys import intern  # thousands of records have the same texts
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.system.atomic_write import atomic_write_text
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class Record:
     def dropped_where(self) -> str:
         """After how many examples, or at which fidelity, the point was dropped, in words."""
         key = self.race.get("key")
-        return f"at {key}={self.dropped}" if key else f"after {self.dropped:,} examples"
+        return f"at {key}={self.dropped}" if key else f"after {counted(self.dropped or 0, 'example')}"
 
     @property
     def has_model(self) -> bool:

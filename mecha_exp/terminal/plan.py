@@ -12,6 +12,7 @@ from rich.table import Table
 from mecha_exp.checkpoint import dtype_name
 from mecha_exp.engine import Plan
 from mecha_exp.engine.ir.program import Program
+from mecha_exp.errors import counted
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import PathCell, as_typed, make_table, print_table, stdout
 
@@ -35,20 +36,21 @@ def show_plan(
     for job, layout in zip(planned.jobs, planned.layouts, strict=True):
         target = "kept in memory" if isinstance(job.output, dict) else str(job.output)
         dtypes = ", ".join(f"{count} {d}" for d, count in Counter(d for d, _ in layout.values()).items())
-        stdout.print(f" output   {len(layout)} keys ({dtypes}): {escape(target)}", soft_wrap=True)
+        stdout.print(f" output   {counted(len(layout), 'key')} ({dtypes}): {escape(target)}", soft_wrap=True)
         if choices := planned.choices(planned.jobs.index(job)):
             stdout.print(f" keys     {', '.join(f'{count} {name}' for name, count in choices.items())}")
     stdout.print(f" reads    {human_bytes(planned.bytes_read)}")
     for trip in planned.trips:
         names = ", ".join(dict.fromkeys(value.method.identifier for value in trip.values))
-        count = len(trip.keys)
-        words = f" before   one more trip over {count} keys, for the numbers of the whole model: {names}"
+        keys = counted(len(trip.keys), "key")
+        words = f" before   one more trip over {keys}, for the numbers of the whole model: {names}"
         stdout.print(words, soft_wrap=True)
     stdout.print(f" writes   {human_bytes(planned.bytes_written)}")
-    arithmetic = ", ".join(f"{n} keys in {dtype_name(d)}" for d, n in planned.arithmetic.items())
+    arithmetic = ", ".join(f"{counted(n, 'key')} in {dtype_name(d)}" for d, n in planned.arithmetic.items())
     stdout.print(f" computes {arithmetic or 'nothing'}")
     stdout.print(
-        f" memory   about {human_bytes(planned.memory)} of buffers for {planned.options.threads} workers"
+        f" memory   about {human_bytes(planned.memory)} of buffers for "
+        f"{counted(planned.options.threads, 'worker')}"
     )
     for warning in planned.warnings:
         stdout.print(f" warning  {escape(as_typed(warning))}", soft_wrap=True)

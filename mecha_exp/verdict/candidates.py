@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from mecha_exp.errors import counted
 from mecha_exp.evaluation.outcomes import Outcomes
 
 Direction = Literal["maximize", "minimize"]
@@ -97,7 +98,7 @@ def difference(first: Outcomes, other: Outcomes) -> str | None:
     for task, names in first.examples.items():
         others = other.examples[task]
         if len(names) != len(others):
-            return f"has {len(others)} examples of the task '{task}', not {len(names)}"
+            return f"has {counted(len(others), 'example')} of the task '{task}', not {len(names)}"
         same_order = names is others or np.array_equal(names, others)
         if not same_order and set(names) != set(others):
             return f"has other examples of the task '{task}' than most"

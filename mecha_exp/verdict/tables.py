@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mecha_exp.errors import counted
 from mecha_exp.verdict.result import Score, Verdict
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -81,11 +82,13 @@ def caption(verdict: Verdict) -> str:
     same = verdict.selected_on == verdict.reported_on
     data = f"{verdict.metric} on '{verdict.reported_on}'"
     if verdict.examples:
-        data += f" ({verdict.examples:,} examples"
-        data += f" of {verdict.clusters:,} sources)" if verdict.clusters < verdict.examples else ")"
+        data += f" ({counted(verdict.examples, 'example')}"
+        data += f" of {counted(verdict.clusters, 'source')})" if verdict.clusters < verdict.examples else ")"
     count = verdict.cost.candidates if verdict.cost else 0
     where = "the same data" if same else f"'{verdict.selected_on}'"
-    parts = [f"{data}. The setting of each method is the best on {where}, of {count} settings in all."]
+    parts = [
+        f"{data}. The setting of each method is the best on {where}, of {counted(count, 'setting')} in all."
+    ]
     if verdict.columns:
         parts.append(
             "Best in bold; underlined is what paired tests cannot tell from it at 5 %, after Holm's "

@@ -168,7 +168,7 @@ def test_changes_that_no_product_has_are_named(run: Run, base: Base, tmp_path: P
     refused = run(*words, "output.path=whole")
     saved = run(*words, "output.path=whole", "output.modules_to_save=[norm]")
 
-    assert refused.status == 1 and "besides linear layers 1 tensors changed: model.norm.weight" in refused.err
+    assert refused.status == 1 and "besides linear layers 1 tensor changed: model.norm.weight" in refused.err
     assert saved.status == 0, saved.err
     whole = load_file(tmp_path / "whole" / "adapter_model.safetensors")
     assert torch.equal(whole[f"{PREFIX}model.norm.weight"], fine["model.norm.weight"])

@@ -64,7 +64,7 @@ def test_a_configuration_that_is_not_additive_is_refused(
         ({f"{PREFIX}{Q}.lora_A.weight": rand(2, 6)}, f"the module {Q} has only lora_A.weight"),
         ({f"{PREFIX}{Q}.lora_A.weight": rand(2, 5), f"{PREFIX}{Q}.lora_B.weight": rand(8, 2)},
          f"make a difference of shape [8, 5], and {Q}.weight is [8, 6]"),
-        ({f"{PREFIX}{Q}.lora_E": rand(2, 1)}, f"1 keys are not those of a LoRA of PEFT: {PREFIX}{Q}.lora_E"),
+        ({f"{PREFIX}{Q}.lora_E": rand(2, 1)}, f"1 key is not one of a LoRA of PEFT: {PREFIX}{Q}.lora_E"),
         ({f"{PREFIX}lm_head.weight": rand(21, 6)},
          "base_model.model.lm_head.weight is [21, 6], and lm_head.weight of the base [20, 6]"),
         ({f"{PREFIX}{Q}.lora_A.weight": rand(2, 6).int(), f"{PREFIX}{Q}.lora_B.weight": rand(8, 2)},

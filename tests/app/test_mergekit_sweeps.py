@@ -44,9 +44,7 @@ def test_a_value_is_swept_by_its_dotted_path(app, models: Path, word: str, resul
     outcome = app(*BASE, word, "-m")
 
     assert outcome.status == 0, outcome.err
-    (table,) = models.glob("outputs/multiruns/*/sweep.csv")
-    with table.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = _rows(models)
     name, _, values = word.partition("=")
     assert {row[name].removesuffix(".0") for row in rows} == set(values.split(","))
     merged = sorted(models.glob("outputs/multiruns/*/*/model/model.safetensors"))
@@ -118,3 +116,59 @@ def test_a_misspelt_path_is_an_error_with_the_nearest_one(app, models: Path, wor
     assert outcome.status == 1
     assert said in outcome.err
     assert "A block gets its own strength" not in outcome.err
+
+
+DARE = """\
+merge_method: dare_linear
+base_model: c
+parameters: {weight: 1, density: 0.5}
+models: [{model: a}, {model: b}]
+"""
+
+
+@pytest.mark.parametrize(("arguments", "seeds"), [((), "01"), (("parameters.seed=7",), "78")])
+def test_replicates_draw_other_masks(app, models: Path, arguments: tuple[str, ...], seeds: str):
+    (models / "dare.yml").write_text(DARE)
+    for name, value in (("a", 1.0), ("b", 4.0), ("c", 0.0)):
+        save_file({"w": torch.full((64,), value)}, models / name / "model.safetensors")
+    (models / "plugin.py").write_text(
+        "import mecha_exp as m\n"
+        "@m.evaluator('energy', metric='energy')\n"
+        "def energy(state_dict):\n"
+        "    return {'energy': float(state_dict['w'].square().sum())}\n"
+    )
+    words = ["recipe=mergekit", "recipe.path=dare.yml", "plugins=[plugin.py]", "evaluator.name=energy"]
+
+    outcome = app(*words, "parameters.lambda=0.5,1", *arguments, "sweep.replicates=2", "output=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    rows = _rows(models)
+    assert [row["parameters.lambda"] for row in rows] == ["0.5", "0.5", "1", "1"]
+    assert [row["parameters.seed"] for row in rows] == [*seeds, *seeds]
+    assert len({row["energy"] for row in rows}) == 4
+    assert "over 2 replicates), the best of 2 settings" in " ".join(outcome.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe.path=linear.yml"], "and this recipe has no seed."),
+        (["recipe.path=dare.yml", "parameters.seed=0,1"], "and seed is swept already."),
+    ],
+)
+def test_replicates_of_what_draws_nothing_or_is_drawn_again_are_refused(
+    app, models: Path, words: list[str], message: str
+):
+    (models / "dare.yml").write_text(DARE)
+
+    outcome = app("recipe=mergekit", *words, "evaluator=none", "sweep.replicates=2", "-m")
+
+    assert outcome.status != 0
+    assert message in outcome.err.replace("\n", " ")
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    """The points in the table of the one sweep."""
+    (table,) = folder.glob("outputs/multiruns/*/sweep.csv")
+    with table.open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["status"] == "FINISHED"]

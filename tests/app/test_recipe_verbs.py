@@ -48,7 +48,7 @@ def test_a_recipe_file_is_merged_under_its_own_name(app, models):
 
     assert outcome.status == 0, outcome.err
     assert "average.safetensors" in outcome.out
-    assert "merged 1 keys" in outcome.out
+    assert "merged 1 key in" in outcome.out
     assert merged(models / "average.safetensors") == [1.5] * 4
 
 

@@ -322,7 +322,7 @@ def test_a_plugin_of_methods_and_evaluators_that_is_gone_is_taken_from_the_run(i
     again = as_a_user("reproduce", str(only_run(inputs)), cwd=inputs)
 
     assert again.status == 0, again.out + again.err
-    assert "identical: 1 numbers, since no file was kept: sum" in again.out
+    assert "identical: 1 number, since no file was kept: sum" in again.out
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,13 @@ def test_a_seed_that_is_given_is_the_first_of_every_recipe_that_draws(app, folde
     assert [r["parameters"].get("seed") for r in records(sweep_of(folder))] == [None, 7, 8, 7, 8]
 
 
+def test_a_seed_that_is_given_is_the_first_of_the_replicates(app, folder):
+    outcome = app("recipe=dare_ties", "seed=7", "alpha=0.3,0.5", "sweep.replicates=2", *NONE)
+
+    assert outcome.status == 0, outcome.err
+    assert [row["seed"] for row in rows(sweep_of(folder))] == ["7", "8", "7", "8"]
+
+
 def test_what_a_listed_point_names_is_not_left_out(app, folder):
     points = "sweep.points=[{recipe:ties,k:0.2},{recipe:n_average,k:0.2}]"
 

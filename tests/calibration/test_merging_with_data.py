@@ -213,8 +213,7 @@ def test_too_few_rows_are_a_warning_with_the_numbers(models, caplog):
     merged(m.regmean, "gram")
 
     assert (
-        "1 Gram matrices are of fewer rows than their layers have inputs ('conv.weight': 7 rows, 18"
-        in caplog.text
+        "1 Gram matrix is of fewer rows than its layer has inputs ('conv.weight': 7 rows, 18" in caplog.text
     )
 
 
@@ -339,7 +338,7 @@ def both() -> m.Node:
 REFUSED = {
     "too few": (
         lambda: m.fisher(of("a"), of("b"), statistics=given("fisher", ("a",))),
-        "statistics of 1 models are given for 2 models",
+        "statistics of 1 model are given for 2 models",
     ),
     "Gram matrices for Fisher": (
         lambda: m.fisher(of("a"), statistics=given("gram", ("a",))),

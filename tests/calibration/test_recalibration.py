@@ -165,7 +165,7 @@ class Odd(nn.Module):
     [
         (2, torch.ones(3, 2), r"'norm' is applied 2 times in one example"),
         (0, torch.ones(3, 2), r"'norm' is never applied in the first example"),
-        (1, torch.ones(1, 2), r"'norm' sees 1 values for each channel .* Give more examples"),
+        (1, torch.ones(1, 2), r"'norm' sees 1 value for each channel .* Give more examples"),
         (1, torch.full((3, 2), torch.nan), r"the inputs of 'norm' are NaN or infinite"),
         (1, torch.ones(3, 5), r"example 0 fails: RuntimeError"),
         (1, torch.tensor([[1e6, 0], [-1e6, 0]]), r"'norm.running_var' is up to 2e\+12, which F16 does not"),

@@ -303,8 +303,8 @@ def nothing(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (missing_shard, r"index\.json needs 2 files, 1 are missing: model-00002-of-00002\.safetensors"),
-        (key_in_no_shard, r"model-00001-of-00002\.safetensors lacks 1 keys that .* says it has: ghost"),
+        (missing_shard, r"index\.json needs 2 files, 1 is missing: model-00002-of-00002\.safetensors"),
+        (key_in_no_shard, r"model-00001-of-00002\.safetensors lacks 1 key that .* says it has: ghost"),
         (path_outside, r"names files outside its own folder: \.\./secret\.safetensors"),
         (no_json, r"index\.json is not valid JSON"),
         (no_map, r"is not an index of shards: it has no 'weight_map'"),

@@ -174,7 +174,7 @@ def test_the_plan_says_what_is_dequantised_and_left_out(tmp_path: Path) -> None:
         (warning,) = planned.warnings
 
     assert "is quantised: scaled fp8 (ComfyUI), by 'a.scale_weight' and 1 more" in warning
-    assert "1 tensors are read as float32, code times scale; 1 scales of activations are left out" in warning
+    assert "1 tensor is read as float32, code times scale; 1 scale of activations is left out" in warning
 
 
 def test_info_says_whether_it_can_be_read_and_knows_the_model_by_its_plain_keys(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_conversion_writes_the_numbers_of_a_quantised_model(
     convert.main([str(layer.save(tmp_path)), "--to", "one-a", "-o", str(output), "--dequantise"])
 
     assert torch.equal(load_file(output)["a.weight"], layer.weight)
-    assert "1 tensors are read as float32, code times scale" in " ".join(capsys.readouterr().out.split())
+    assert "1 tensor is read as float32, code times scale" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_quantised_models_are_compared_by_their_numbers(tmp_path: Path) -> None:
@@ -391,6 +391,6 @@ def test_two_quantised_models_are_compared_by_their_numbers(tmp_path: Path) -> N
 
     assert compared["all"]["distance"] == 0
     assert compared["notes"] == [
-        f"{stored} is quantised: scaled fp8 (ComfyUI), by 'a.scale_weight' and 1 more. 1 tensors are read as "
-        "float32, code times scale; 1 scales of activations are left out"
+        f"{stored} is quantised: scaled fp8 (ComfyUI), by 'a.scale_weight' and 1 more. 1 tensor is read as "
+        "float32, code times scale; 1 scale of activations is left out"
     ]

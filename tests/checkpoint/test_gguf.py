@@ -85,9 +85,9 @@ def test_a_file_with_as_many_tensors_as_a_brace_is_no_safetensors_file(tmp_path:
     [
         (
             gguf_bytes({"w": (Q4_K, (256,), bytes(144))}),
-            r"1 tensors are Q4_K \('w'\), which is not read\.",
+            r"1 tensor is Q4_K \('w'\), which is not read\.",
         ),
-        (gguf_bytes({"w": (99, (1,), bytes(4))}), r"1 tensors are of the unknown type 99"),
+        (gguf_bytes({"w": (99, (1,), bytes(4))}), r"1 tensor is of the unknown type 99"),
         (
             gguf_bytes({}, {"split.count": 3}),
             r"one of 3 parts of a model\. Join them first: llama-gguf",

@@ -253,7 +253,7 @@ def test_other_keys_and_shapes_than_the_fields_say_are_refused(tmp_path: Path):
     with pytest.raises(CheckpointError) as caught:
         Destination(tmp_path / "out.gguf", changed, gguf=template).check()
 
-    assert "the first input and the result differ in 1 keys: more." in str(caught.value)
+    assert "the first input and the result differ in 1 key: more." in str(caught.value)
     assert "token_embd.weight have other shapes than the fields of the first input say." in str(caught.value)
 
 

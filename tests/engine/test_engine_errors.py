@@ -405,7 +405,7 @@ class TestNumbers:
 
         said = error_of(MergeError, model(large), tmp_path / "out.safetensors", torch.float16, strict=True)
 
-        assert "the key 'w' of the output has 1 values that are not finite in torch.float16" in said
+        assert "the key 'w' of the output has 1 value that is not finite in torch.float16" in said
         assert not (tmp_path / "out.safetensors").exists()
 
 

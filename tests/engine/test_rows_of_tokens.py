@@ -222,7 +222,7 @@ def test_rows_that_are_not_there_are_refused():
 
 def test_tokens_that_cannot_be_aligned_are_refused(here: Path):
     write(here / "more", [*TOKENS, "new"], tensors(3, 9))
-    assert "have no row for 1 tokens of more: 'new'. Name a model" in said(
+    assert "have no row for 1 token of more: 'new'. Name a model" in said(
         lambda: align_tokens("a", "more"), CheckpointError
     )
     write(here / "odd", TOKENS, tensors(4), pad_token="<pad>")

@@ -115,7 +115,7 @@ def test_what_overflows_is_counted(paths, tmp_path, steps):
     assert report.nonfinite_values == (4,)
     assert found["w"] == contents({"w": load_file(paths[0])["w"].half()})["w"]
     assert steps["by Python"] == 3  # of five: the keys' halves are streamed
-    with pytest.raises(MergeError, match=r"'w' of the output has 1 values that are not finite"):
+    with pytest.raises(MergeError, match=r"'w' of the output has 1 value that is not finite"):
         merged(mx.n_average(paths[0], paths[0]), tmp_path, torch.float16, strict=True)
 
 

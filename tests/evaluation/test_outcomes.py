@@ -77,7 +77,7 @@ def test_any_array_of_numbers_is_taken(array):
         ({"a": 1.0}, {}, r"the task 'a' needs one value an example, not shape \[\]"),
         ({"a": ["x"]}, {}, "the values of the task 'a' are not numbers"),
         ({"a": [1]}, {"examples": {"b": ["0"]}}, "examples name the task 'b', which has no values"),
-        ({"a": [1]}, {"clusters": {"a": ["0", "1"]}}, "2 clusters for the 1 values of the task 'a'"),
+        ({"a": [1]}, {"clusters": {"a": ["0", "1"]}}, "2 clusters for 1 value of the task 'a'"),
         (
             {"a": [1, 0]},
             {"examples": {"a": ["x", "x"]}},

@@ -153,7 +153,7 @@ def test_diff_measures_every_block_and_finds_what_changed(run, llama, tmp_path):
     assert (found["only_a"], found["only_b"], found["other_shape"]) == ([], ["new"], ["lm_head.weight"])
     assert (tmp_path / "f.png").stat().st_size > 1000
     said = run("diff", "llama.safetensors", "other.safetensors")[1]
-    assert "1 keys of another shape: lm_head.weight" in said
+    assert "1 key of another shape: lm_head.weight" in said
 
 
 def test_diff_reads_two_formats_in_one(run):

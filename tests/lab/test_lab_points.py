@@ -20,7 +20,7 @@ def test_a_grid_is_every_combination_with_the_last_axis_changing_first():
 
 def test_lists_side_by_side():
     assert lab.zipped([ALPHA, K]) == [{"alpha": "0.3", "k": "0.1"}, {"alpha": "0.5", "k": "0.2"}]
-    with pytest.raises(ConfigError, match="alpha has 2, k has 1 values"):
+    with pytest.raises(ConfigError, match="alpha has 2 values, k has 1 value"):
         lab.zipped([ALPHA, Axis("k", ("0.1",))])
 
 

@@ -198,7 +198,7 @@ def test_slices_that_cannot_be_stacked_are_refused(config: str, message: str, he
         (
             "- sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 2]}]\n"
             "- sources: [{model: a, layer_range: [2, 4]}]",
-            "slices[1]: has 1 sources, and slices[0] has 2. mergekit merges the last norm and the",
+            "slices[1]: has 1 source, and slices[0] has 2. mergekit merges the last norm and the",
         ),
     ],
 )
@@ -316,3 +316,91 @@ def test_keys_of_several_dtypes_need_a_dtype(here: Path):
 )
 def test_a_path_to_a_value_that_leads_nowhere_is_an_error(path: str, message: str, here: Path):
     assert message in said(TIES + A, values={path: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("config", "messages"),
+    [
+        (
+            TIES + A + "densty: 1\nparameters: {densities: 1, lambda: a}",
+            ["configuration: unknown word 'densty'.", "parameters.densities: ", "parameters.lambda: "],
+        ),
+        (
+            "merge_method: tise\nmodels: [{model: a}]\ndtype: float12\nout_dtype: int8",
+            ["merge_method: unknown method 'tise'.", "dtype: unknown", "out_dtype: unknown dtype 'int8'."],
+        ),
+        (
+            "merge_method: ties\nbase_model: 3\nchat_template: chatml\nmodels: [{model: a@b@c}]",
+            ["base_model: expected the path", "models[0].model: expected a model as", "chat_template: 'chat"],
+        ),
+        (
+            TIES + "models:\n- {model: a, parameters: {weight: x}, extra: 1}\n"
+            "- {model: b, parameters: {density: [{filtre: m, value: 1}, {filter: m}]}}",
+            [
+                "models[0]: unknown word 'extra'.",
+                "models[0].parameters.weight: expected a number, got 'x'.",
+                "models[1].parameters.density[0]: unknown word 'filtre'.",
+                "models[1].parameters.density[1]: a filter needs a 'value'",
+            ],
+        ),
+        (
+            f"merge_method: ties\n{A}parameters: {{lambda: a}}\ntokenizer: {{source: 3, tokens: {{x: 1}}}}",
+            [
+                "parameters.lambda: expected a number",
+                "models: ties needs a base model.",
+                "tokenizer.source: expected the path",
+                "tokenizer.tokens.x: expected a mapping with 'source', got 1.",
+            ],
+        ),
+        (
+            "merge_method: passthrough\nslices:\n"
+            "- {sources: [{model: a, layer_range: [0]}], parameters: {scale: x}}\n"
+            "- {sources: [{model: 3, layer_range: [2, 1]}], residual_weight: 1}",
+            [
+                "slices[0].parameters.scale: expected a number",
+                "slices[1].residual_weight: mergekit reads it nowhere.",
+                "slices[0].sources[0].layer_range: expected two whole numbers",
+                "slices[1].sources[0].model: expected the path",
+                "slices[1].sources[0].layer_range: [2, 1] has no layers.",
+            ],
+        ),
+    ],
+)
+def test_all_mistakes_are_said_together(config: str, messages: list[str], here: Path):
+    count, *lines = said(config).split("\n")
+
+    assert count == f"{len(messages)} problems:"
+    for number, (line, message) in enumerate(zip(lines, messages, strict=True), 1):
+        assert line.startswith(f"  {number}. {message}")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            TIES + "modles: [{model: a}]",
+            "configuration: unknown word 'modles'. Did you mean 'modules' or 'models'?",
+        ),
+        (TIES + "models: [{modle: a}]", "models[0]: unknown word 'modle'. Did you mean 'model'?"),
+        (
+            "merge_method: passthrough\nslices: [{sources: [{model: a, layer_rang: [0, 1]}]}]",
+            "slices[0].sources[0]: unknown word 'layer_rang'. Did you mean 'layer_range'?",
+        ),
+    ],
+)
+def test_a_misspelt_word_is_not_missed_as_well(config: str, message: str, here: Path):
+    assert said(config).startswith(message)
+
+
+def test_the_mistakes_of_all_documents_are_said_together(here: Path):
+    first = "name: first\n" + TIES + A + "parameters: {lambda: a}\ndtype: int8"
+    (here / "config.yml").write_text(first + "\n---\nmerge_method: tise\nmodels: [{model: first}]")
+
+    with pytest.raises(ConfigError) as error:
+        from_mergekit("config.yml")
+
+    place, *lines = str(error.value).split("\n")
+    assert place == "config.yml: 3 problems:"
+    assert lines[0] == "  1. document 'first': parameters.lambda: expected a number, got 'a'."
+    assert lines[1].startswith("  2. document 'first': dtype: unknown dtype 'int8'.")
+    assert lines[2].startswith("  3. merge_method: unknown method 'tise'.")

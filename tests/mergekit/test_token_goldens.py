@@ -177,7 +177,7 @@ def test_tokenizers_that_do_not_say_their_rows_are_refused(here: Path, models: P
         {**content["added_tokens"][0], "id": 16 + n, "content": f"x{n}"} for n in (0, 1)
     ]
     file.write_text(json.dumps(content))
-    assert "tokenizer_source: 1 tokens of words are beyond the rows of its embedding: 'x1'." in said(
+    assert "tokenizer_source: 1 token of words is beyond the rows of its embedding: 'x1'." in said(
         UNION + "tokenizer_source: words"
     )
     file.unlink()

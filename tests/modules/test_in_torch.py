@@ -87,7 +87,7 @@ def test_every_composite_of_tensors_alone_takes_tensors():
             "returned int, not a",
         ),
         (lambda: m.load_into(nn.Linear(2, 2), 3), m.RecipeError, "expected a path, a recipe or a state dict"),
-        (lambda: m.load_into(nn.Linear(2, 2), {"weight": rand(2, 3)}), m.CheckpointError, "lacks 1 keys of"),
+        (lambda: m.load_into(nn.Linear(2, 2), {"weight": rand(2, 3)}), m.CheckpointError, "lacks 1 key of"),
         (
             lambda: m.load_into(nn.Linear(2, 2), {"wieght": rand(2)}),
             m.CheckpointError,
@@ -96,7 +96,7 @@ def test_every_composite_of_tensors_alone_takes_tensors():
         (
             lambda: m.load_into(nn.Linear(2, 2, device="meta"), nn.Linear(2, 2).state_dict()),
             m.CheckpointError,
-            "2 tensors of the module are on the meta device and hold no values: weight, bias. Give it memory",
+            "2 tensors of the module are on the meta device, without values: weight, bias. Give it memory",
         ),
         (
             lambda: m.load_into(nn.Linear(2, 2, bias=False), {"weight": torch.ones(2, 2).int()}),

@@ -208,7 +208,7 @@ def test_arguments_after_the_models_are_written_by_name(monkeypatch):
 
 
 def test_an_in_memory_model_cannot_be_written():
-    with pytest.raises(RecipeError, match=r"<in-memory model, 1 keys> has no path"):
+    with pytest.raises(RecipeError, match=r"<in-memory model, 1 key> has no path"):
         serialize(n_average({"w": torch.ones(1)}, "a"))
 
 
@@ -328,7 +328,7 @@ def test_what_we_write_for_the_common_methods_is_in_the_words_of_sd_mecha():
         ("dict", "expected pairs of a key pattern and a value"),
         ("dict 3 4", "expected pairs of a key pattern and a value"),
         ("dict a=[&0]", "column 6: the value of 'a' must be numbers or a word, not another dictionary"),
-        ('model "b" "sd1" "weight" 3', "there are 1 words too many"),
+        ('model "b" "sd1" "weight" 3', "column 1: 1 word too many"),
         ('model "b" null merge_space="weight" model_config=null', "column 37: 'model_config' is given twice"),
         ('model "b" model_config=3', "model_config: expected a word in quotes or null, found 3"),
         ('parameter "x" "dleta"', "unknown merge space 'dleta'. Did you mean 'delta'?"),

@@ -51,8 +51,8 @@ def test_replicates_of_a_grid_are_averaged():
     [
         ({"a": [0, 0, 1, 1], "b": [0, 1, 0, 0]}, [1.0] * 4, "the grid lacks a=1, b=1. Measure it"),
         ({"a": [0, 1], "b": [0, 1]}, [1.0, 2.0], "2 points cannot fill a grid of 2 x 2"),
-        ({"a": [0, 1]}, [1.0, math.nan], "1 of 2 values are not finite"),
-        ({"a": [0]}, [1.0, 2.0], "1 values of 'a' for 2 points"),
+        ({"a": [0, 1]}, [1.0, math.nan], "1 of 2 values is not finite"),
+        ({"a": [0]}, [1.0, 2.0], "1 value of 'a' for 2 points"),
         ({}, [1.0], "there is no swept key"),
     ],
 )

@@ -24,7 +24,7 @@ from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
-from mecha_exp.errors import CheckpointError, ConfigError, MechaError
+from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted
 from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
@@ -146,7 +146,10 @@ def _leave_out_finished(
                 unfinished[number] = point
         looked_up += len(points)
         if finished and looked_up == len(jobs):
-            stdout.print(f"{len(finished)} of {len(jobs)} points are there already")
+            stdout.print(
+                f"{len(finished)} of {counted(len(jobs), 'point')} "
+                f"{'is' if len(finished) == 1 else 'are'} there already"
+            )
         bench.pace.begin()
         yield unfinished
 

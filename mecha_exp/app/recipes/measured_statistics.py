@@ -16,7 +16,7 @@ from typing import Any
 
 from mecha_exp.checkpoint import StateDictSource, open_stored
 from mecha_exp.checkpoint.transaction.lock import exclusive
-from mecha_exp.errors import ConfigError, Problems, did_you_mean
+from mecha_exp.errors import ConfigError, Problems, counted, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.paths import STATISTICS
 from mecha_exp.sources.search import find_model
@@ -214,10 +214,9 @@ def _read(given: Mapping[str, Any], folders: Sequence[Path]) -> _Measurement:
     scales = given.get("scales", ())
     if isinstance(scales, int | float):
         scales = [scales] * len(models)
+    given_scales, experts = counted(len(scales), "is", "are"), counted(len(models), "expert")
     if "scales" in _OWN[kind] and len(scales) != len(models):
-        problems.add(
-            f"scales: {len(scales)} are given for {len(models)} experts. Give one number, or {len(models)}."
-        )
+        problems.add(f"scales: {given_scales} given for {experts}. Give one number, or {len(models)}.")
     alpha = given.get("alpha", 0.0)
     if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
         problems.add(f"damping: expected one number from 0 to 1 for all layers, got {alpha!r}.")
@@ -244,8 +243,8 @@ def _check_settings(
         )
     elif len(data) != len(models):
         problems.add(
-            f"calibration.data: {len(data)} data are given for {len(models)} experts. Give one for each, in "
-            "the order of the experts."
+            f"calibration.data: data of {counted(len(data), 'task')} are given for "
+            f"{counted(len(models), 'expert')}. Give one for each, in the order of the experts."
         )
     if isinstance(count := settings.get("count"), int) and count < 1:
         problems.add(f"calibration.count: expected 1 or more, got {count}.")

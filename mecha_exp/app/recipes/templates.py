@@ -13,7 +13,9 @@ from mecha_exp.app.recipes.measured_statistics import with_measured, without_mea
 from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import InMemory, Node, models_of
-from mecha_exp.mergekit.documents import by_name, load_documents, paths_in
+from mecha_exp.lab.points import SEED_PATH
+from mecha_exp.mergekit.documents import by_name, load_documents, paths_in, with_values
+from mecha_exp.mergekit.methods import METHODS, SEED
 from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
 from mecha_exp.recipe.files import fill_from_files, find_recipe
@@ -84,6 +86,25 @@ def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> SmallF
 def config_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mapping[str, Any] | None:
     """The configuration of mergekit that a recipe is, with its values; None for any other recipe."""
     return merge_of_mergekit(config, folders).config if is_of_mergekit(config.get("recipe")) else None
+
+
+def first_seed_of(path: Path, values: Mapping[str, Any], folders: Sequence[Path]) -> int | None:
+    """The seed of the random masks of a configuration of mergekit; None if it draws none.
+
+    A file of several documents has a seed for each, and none of its own.
+
+    Raises:
+        MechaError: it cannot be read.
+    """
+    documents = load_documents(find_recipe(path, folders))
+    if len(documents) > 1:
+        return None
+    config = with_values(documents[0], values)
+    method = METHODS.get(str(config.get("merge_method")))
+    if method is None or SEED not in method.parameters:
+        return None
+    seed = _value_at(config, SEED_PATH)
+    return seed if isinstance(seed, int) else 0
 
 
 def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:

@@ -13,7 +13,7 @@ from mecha_exp.app.reproduction.original import Original
 from mecha_exp.checkpoint import Checkpoint
 from mecha_exp.engine import plan, run_plan
 from mecha_exp.engine.statistics import summarise
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, counted, some
 from mecha_exp.lab.content_hash import content_of, size_of
 
 
@@ -78,7 +78,7 @@ def _compare_tensors(key: str, a: torch.Tensor, b: torch.Tensor) -> list[str]:
         return []
     count = int(different.reshape(a.numel(), -1).any(dim=1).sum())
     largest = (a.double() - b.double()).abs().nan_to_num().max().item()
-    return [f"{key}: {count:,} of {a.numel():,} values, by up to {largest:.3g}"]
+    return [f"{key}: {count:,} of {counted(a.numel(), 'value')}, by up to {largest:.3g}"]
 
 
 def compare_numbers(original: Original, point: Point, outcome: Outcome) -> None:
@@ -91,7 +91,7 @@ def compare_numbers(original: Original, point: Point, outcome: Outcome) -> None:
     for model, by_key in report.moments[0].items():
         now |= summarise(by_key)[""].metrics(point.names[model])
     shared = [name for name in original.metrics if name in now]
-    outcome.compared = f"{len(shared)} numbers, since no file was kept: {some(shared, 5)}"
+    outcome.compared = f"{counted(len(shared), 'number')}, since no file was kept: {some(shared, 5)}"
     for name in shared:
         then = original.metrics[name]
         if now[name] != then and not (math.isnan(now[name]) and math.isnan(then)):

@@ -25,7 +25,7 @@ from mecha_exp.app.search.trials import (
     read_trials,
     write_trials,
 )
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.lab.points import Setting
 from mecha_exp.runs.record import RACE, RUN_FILE, Record
@@ -194,7 +194,9 @@ class Search:
         points = Sweep.load(folder).points
         entries = [entry for entry in self.shared.entries() if entry.number < points]
         others = [entry for entry in entries if entry.folder != str(folder.absolute())]
-        total = f"{len(entries) - len(others)} of {points} trials of the study '{self.title}' ran here"
+        total = (
+            f"{len(entries) - len(others)} of {counted(points, 'trial')} of the study '{self.title}' ran here"
+        )
         if not self.shared.closes(folder, points):
             return f"{total}. The process that ends last has the table of all of them."
         for entry in others:

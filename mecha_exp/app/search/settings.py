@@ -20,7 +20,7 @@ from mecha_exp.app.search.storage import open_shared
 from mecha_exp.app.sweep.settings import checked_count, require_numbered_folders
 from mecha_exp.app.words.plain import resolved
 from mecha_exp.app.workbench import Workbench
-from mecha_exp.errors import ConfigError, did_you_mean, prefixed
+from mecha_exp.errors import ConfigError, counted, did_you_mean, prefixed
 from mecha_exp.evaluation import Scoring
 from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.lab.points import Setting
@@ -58,8 +58,8 @@ def search_of(
     trials = checked_count("sweep.trials", settings.trials)
     if trials > space.size:
         raise ConfigError(
-            f"sweep.trials={trials}, and the space has only {space.size:.0f} points. Run them all with "
-            f"sweep=grid -m, or ask for sweep.trials={space.size:.0f} at most."
+            f"sweep.trials={trials}, and the space has only {counted(int(space.size), 'point')}. Run them "
+            f"all with sweep=grid -m, or ask for sweep.trials={space.size:.0f} at most."
         )
     require_optuna()
     options = resolved(settings.options) or {}

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain import resolved
 from mecha_exp.app.words.quoting import quoted
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import BLOCKS_KEY, EXPERTS_KEY, SUBSET_KEY, Axis, Setting
 from mecha_exp.numbers import is_whole
@@ -138,7 +138,10 @@ def _of_size(count: int, size: int) -> list[Group]:
 
 def _check_size(key: str, size: object, count: int) -> None:
     if not is_whole(size, least=1) or size > count:
-        raise ConfigError(f"{key}={size}: there are {count} experts, so a subset has 1 to {count} of them.")
+        raise ConfigError(
+            f"{key}={size}: there {'is' if count == 1 else 'are'} {counted(count, 'expert')}, so a subset "
+            f"has 1 to {count} of them."
+        )
 
 
 _GROUPS: Mapping[str, Callable[[Sequence[str], DictConfig], list[Group]]] = {

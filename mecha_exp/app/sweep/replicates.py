@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from mecha_exp.app.recipes.templates import MERGEKIT, first_seed_of, is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain import resolved
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab import points as lab
-from mecha_exp.lab.points import EXPERTS_KEY, SUBSET_KEY, Setting
+from mecha_exp.lab.points import EXPERTS_KEY, SEED_PATH, SUBSET_KEY, Setting
+from mecha_exp.sources.search import folders_of
 
+_SEED_KEYS = ("seed", SEED_PATH)
 SEED, EXPERTS, DATA = "seed", "experts", "data"
 
 
@@ -124,23 +128,42 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"sweep.replicates={count}: expected how many seeds to run, 1 or more.")
     seeds = _seeds(points, config, fixed)
-    if not any(isinstance(seed, int) for seed in seeds) or any("seed" in point for point in points):
+    is_swept = any(key.lstrip("+") in _SEED_KEYS for point in points for key in point)
+    if not any(isinstance(seed, int) for seed in seeds) or is_swept:
         raise ConfigError(
-            f"sweep.replicates={count} runs each point with {count} seeds from the recipe's own on, and "
-            + ("seed is swept already." if any("seed" in p for p in points) else "this recipe has no seed.")
+            f"sweep.replicates={count} runs each point with {counted(count, 'seed')} from the recipe's "
+            "own on, and " + ("seed is swept already." if is_swept else "this recipe has no seed.")
         )
+    key = f"++{SEED_PATH}" if _are_of_mergekit(points, config) else "seed"
     return [
         made
         for point, seed in zip(points, seeds, strict=True)
-        for made in (lab.replicated([point], seed, count) if isinstance(seed, int) else [point])
+        for made in (lab.replicated([point], seed, count, key) if isinstance(seed, int) else [point])
     ]
 
 
 def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
     """The first seed of each point; None if its recipe draws no random numbers."""
+    if _are_of_mergekit(points, config):
+        return [_seed_of_mergekit(point, config) for point in points]
     names = [recipe_of(point, config) for point in points]
     if len(set(names)) == 1:
         return [config.get("seed")] * len(points)
     own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
     given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
     return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]
+
+
+def _are_of_mergekit(points: Sequence[Setting], config: DictConfig) -> bool:
+    """Whether all points have the one recipe that is chosen, and that is a configuration of mergekit."""
+    return len({recipe_of(point, config) for point in points}) == 1 and is_of_mergekit(config.recipe)
+
+
+def _seed_of_mergekit(point: Setting, config: DictConfig) -> int | None:
+    """The first seed of a point with a configuration of mergekit; None if it draws no random numbers."""
+    given = {key.lstrip("+"): text for key, text in point.items()}
+    path = given.get("recipe.path") or str(config.recipe[MERGEKIT])
+    keys = ("merge_method", SEED_PATH)
+    values = {key: given.get(key, OmegaConf.select(config, key)) for key in keys}
+    folders = folders_of({"models": resolved(config.models)})
+    return first_seed_of(Path(path), {k: v for k, v in values.items() if v is not None}, folders)

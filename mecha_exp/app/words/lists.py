@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain import as_written
 from mecha_exp.app.words.quoting import parse, quoted, shell_word
-from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.numbers import is_number
 
 _EXPERTS = "models.experts"
@@ -105,7 +105,9 @@ class _Lists:
         value = word.partition("=")[2]
         if index > len(items):
             following = shell_word(f"{key}.{len(items)}={value}")
-            raise ConfigError(f"{word}: {key} has {len(items)} values, so the next one is {following}.")
+            raise ConfigError(
+                f"{word}: {key} has {counted(len(items), 'value')}, so the next one is {following}."
+            )
         is_whole = key in self._lists or self._is_list(key)
         texts = _texts(override)
         first = texts[0][0] if texts and len(texts[0]) == 1 else "null"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from mecha_exp.checkpoint.gguf.types import BLOCK, PLAIN, Q8_0, bytes_of, type_name
 from mecha_exp.checkpoint.positional import ReadableFile
 from mecha_exp.checkpoint.safetensors.header import MAX_TENSORS
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, counted, some
 
 MAGIC = b"GGUF"
 GGUF_SUFFIX = ".gguf"
@@ -237,6 +237,7 @@ def _require_read(entries: list[tuple[str, tuple[int, ...], int, int]]) -> None:
     if coded:
         kinds = dict.fromkeys(type_name(kind) for _, kind in coded)
         raise CheckpointError(
-            f"{len(coded)} tensors are {some(kinds, 4)} ('{coded[0][0]}'), which is not read. F32, F16, BF16 "
+            f"{counted(len(coded), 'tensor is', 'tensors are')} {some(kinds, 4)} ('{coded[0][0]}'), which "
+            "is not read. F32, F16, BF16 "
             "and Q8_0 are. Get the model in one of these, such as the one that it was quantised from."
         )

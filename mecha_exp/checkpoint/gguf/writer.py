@@ -29,7 +29,7 @@ from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.positional import FileRegion, byte_view, parts_of
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter, Places
 from mecha_exp.checkpoint.transaction.running_hash import Hashed
-from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.errors import CheckpointError, Problems, counted, some
 
 FILE_TYPE = "general.file_type"
 _FILE_TYPES = {NUMBERS["F32"]: 0, NUMBERS["F16"]: 1, Q8_0: 7, NUMBERS["BF16"]: 32}
@@ -158,7 +158,10 @@ def check_gguf(path: Path, tensors: Layout, template: GgufTemplate | None) -> No
     problems = Problems()
     stored = template.header.tensors
     if other := sorted(tensors.keys() ^ stored.keys()):
-        problems.add(f"{path}: the first input and the result differ in {len(other)} keys: {some(other, 3)}.")
+        problems.add(
+            f"{path}: the first input and the result differ in {counted(len(other), 'key')}: "
+            f"{some(other, 3)}."
+        )
     shapes = [key for key, (_, shape) in tensors.items() if key in stored and stored[key].shape != shape]
     if shapes:
         problems.add(f"{path}: {some(shapes, 3)} have other shapes than the fields of the first input say.")

@@ -291,10 +291,12 @@ def _notes_on(source: StatisticsSource, keys: Collection[str]) -> Iterator[str]:
         )
     if source.is_of_few_examples:
         count = source.header.count
-        yield f"{source.kind} of only {count} examples. A few hundred tell more."
+        yield f"{source.kind} of only {counted(count, 'example')}. A few hundred tell more."
     if few := source.short_of_rows():
         key, rows, inputs = few[0]
+        matrices = counted(len(few), "Gram matrix is", "Gram matrices are")
+        layers = "its layer has" if len(few) == 1 else "their layers have"
         yield (
-            f"{len(few)} Gram matrices are of fewer rows than their layers have inputs ('{key}': {rows:,} "
+            f"{matrices} of fewer rows than {layers} inputs ('{key}': {rows:,} "
             f"rows, {inputs:,} inputs). More examples would tell more."
         )

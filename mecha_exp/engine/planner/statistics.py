@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import RecipeError, counted
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, is_call, walk
 from mecha_exp.method_api.method import spread
 from mecha_exp.sources.source import Source
@@ -67,20 +67,13 @@ class StatisticsChecks:
                 read.
             CheckpointError: their keys, dtypes or shapes are not those of such statistics.
         """
-        arguments = dict(call.arguments)
-        argument = arguments.get(STATISTICS)
-        identifier = call.method.identifier
-        needed = NEEDED.get(identifier)
-        if needed is not None and isinstance(argument, LiteralNode):
-            raise RecipeError(
-                f"{identifier}: statistics is {argument!r}, and not statistics(FILE, FILE, kind={needed}) of "
-                "files that calibrate wrote."
-            )
-        if not is_call(argument, STATISTICS):
+        files = _files_of(call)
+        if files is None:
             return
-        files = [child for child in argument.children if isinstance(child, ModelNode)]
+        identifier = call.method.identifier
         statistics = [self._statistics(file) for file in files]
         kind = statistics[0].kind if statistics else None  # one call reads one kind
+        needed = NEEDED.get(identifier)
         if needed is not None and kind is not None and needed != kind:
             raise RecipeError(
                 f"{identifier}: it needs the statistics {needed}, got {kind}. Set kind: {needed}."
@@ -88,24 +81,30 @@ class StatisticsChecks:
         models = _models_of(call)
         if len(files) != len(models):
             raise RecipeError(
-                f"{identifier}: statistics of {len(files)} models are given for {len(models)} models. Give "
-                "one file for each model, in the same order."
+                f"{identifier}: statistics of {counted(len(files), 'model')} are given for "
+                f"{counted(len(models), 'model')}. Give one file for each model, in the same order."
             )
-        base = arguments.get("base")
+        self._require_fitting(call, models, files)
+        if identifier == ALONG_MERGE:
+            self._require_along(_value_of(call, "alpha"), models, statistics)
+        for other in statistics[1:] if kind == ACTIVATIONS else ():
+            statistics[0].require_same_examples(other)
+
+    def _require_fitting(self, call: MergeNode, models: Sequence[Node], files: Sequence[ModelNode]) -> None:
+        """Check each file against its model, the base and the scale of the model."""
+        identifier = call.method.identifier
+        base = dict(call.arguments).get("base")
         base = base if isinstance(base, Node) else None
         scales = _scales_of(call, len(models)) if identifier == SCALED else None
         for index, (model, file) in enumerate(zip(models, files, strict=True)):
             scale = scales[index] if scales else None
             facts = (base, model, file, identifier, scale)
             if facts not in self._fitting:
-                self._require_of_model(identifier, index, model, statistics[index])
-                self._require_of_base(identifier, base, statistics[index])
-                self._require_of_scale(scale, statistics[index])
+                statistics = self._statistics(file)
+                self._require_of_model(identifier, index, model, statistics)
+                self._require_of_base(identifier, base, statistics)
+                self._require_of_scale(scale, statistics)
                 self._fitting.add(facts)
-        if identifier == ALONG_MERGE:
-            self._require_along(_value_of(call, "alpha"), models, statistics)
-        for other in statistics[1:] if kind == ACTIVATIONS else ():
-            statistics[0].require_same_examples(other)
 
     def _statistics(self, file: ModelNode) -> StatisticsSource:
         statistics = self._sources[file]
@@ -183,6 +182,21 @@ class StatisticsChecks:
                 f"{caller}: {statistics.name} belongs to a task vector from {from_base}, whose content is "
                 f"not that of the base, {source.name}. Give that base, or measure again."
             )
+
+
+def _files_of(call: MergeNode) -> list[ModelNode] | None:
+    """The files of statistics that a call receives; None if it receives none."""
+    argument = dict(call.arguments).get(STATISTICS)
+    identifier = call.method.identifier
+    needed = NEEDED.get(identifier)
+    if needed is not None and isinstance(argument, LiteralNode):
+        raise RecipeError(
+            f"{identifier}: statistics is {argument!r}, and not statistics(FILE, FILE, kind={needed}) of "
+            "files that calibrate wrote."
+        )
+    if not is_call(argument, STATISTICS):
+        return None
+    return [child for child in argument.children if isinstance(child, ModelNode)]
 
 
 def _value_of(call: MergeNode, name: str) -> object:

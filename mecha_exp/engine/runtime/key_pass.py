@@ -22,7 +22,7 @@ from mecha_exp.engine.runtime.buffers import Buffer, Scratch, widen
 from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.kernel_call import KernelCall, StreamLaunch, kernel_call, stream_launch
 from mecha_exp.engine.runtime.overflow import count_lost, overflows_from, saturates, unify_nan
-from mecha_exp.errors import MergeError
+from mecha_exp.errors import MergeError, counted
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.state_dict import Tile
 
@@ -326,8 +326,9 @@ class KeyPass:
         unify_nan(stored)
         if self._plan.options.strict:
             how = "too large for" if saturates(stored.dtype) else "not finite in"
+            values = counted(lost, "value that is", "values that are")
             raise MergeError(
-                f"the key '{tile.name}' of the output has {lost} values that are {how} {stored.dtype} "
+                f"the key '{tile.name}' of the output has {values} {how} {stored.dtype} "
                 f"(elements {tile.start} to {tile.stop}). Write a wider dtype, lower the strength, or drop "
                 "strict."
             )

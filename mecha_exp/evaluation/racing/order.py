@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mecha_exp.errors import EvaluationError
+from mecha_exp.errors import EvaluationError, counted
 from mecha_exp.evaluation.outcomes import Names, Outcomes, common_clusters
 
 Floats = NDArray[np.float64]
@@ -78,7 +78,7 @@ class Order:
                 count = len(outcomes.values.get(task, ()))
                 others = " others" if count == len(asked) else ""
                 raise EvaluationError(
-                    f"it was asked for {len(asked)} examples of the task '{task}' and returned "
+                    f"it was asked for {counted(len(asked), 'example')} of the task '{task}' and returned "
                     f"{count}{others}. Where it declares takes_examples=True, "
                     "`examples` has the positions by task of those to measure: return their outcomes, under "
                     "the names that they have when all are measured."

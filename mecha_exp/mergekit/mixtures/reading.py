@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean
-from mecha_exp.mergekit.reading import output_dtype, read_entries
 from mecha_exp.mergekit.references import Reference, read_reference
-from mecha_exp.mergekit.settings import check_known
+from mecha_exp.mergekit.settings import check_known, output_dtype, read_each, read_entries
 from mecha_exp.numbers import is_number, is_whole
 
 RANDOM, UNIFORM, CHEAP, HIDDEN = "random", "uniform_random", "cheap_embed", "hidden"
@@ -116,7 +115,8 @@ def read_mixture(config: Mapping[str, Any]) -> Mixture:
 
 
 def _experts(config: Any, where: str) -> tuple[Expert, ...]:
-    return tuple(_expert(e, f"{where}[{number}]") for number, e in enumerate(read_entries(config, where)))
+    entries = enumerate(read_entries(config, where))
+    return tuple(read_each(lambda entry: _expert(entry[1], f"{where}[{entry[0]}]"), entries))
 
 
 def _expert(config: Mapping[str, Any], where: str) -> Expert:

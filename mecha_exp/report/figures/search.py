@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from mecha_exp.errors import counted
 from mecha_exp.report.figures.style import COLOURS, metric_label, new_figure, reference_lines, title
 from mecha_exp.report.results import Results
 from mecha_exp.report.verdict import intervals
@@ -39,5 +40,9 @@ def search_progress(results: Results) -> Figure | None:
     axes.set_ylabel(metric_label(results))
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="best", frameon=False, fontsize="small")
-    title(axes, results, f"{len(trials)} trials; the interval is not corrected for having chosen the best")
+    title(
+        axes,
+        results,
+        f"{counted(len(trials), 'trial')}; the interval is not corrected for having chosen the best",
+    )
     return figure

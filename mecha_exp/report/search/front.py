@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mecha_exp.errors import counted
 from mecha_exp.report.pareto import front_settings, with_direction
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.hypervolume import hypervolumes, worst_values
@@ -106,7 +107,8 @@ def front_sentences(results: Results) -> list[str]:
     named = " and ".join(with_direction(m, d) for m, d in front.directions.items())
     where = f" on '{front.selected_on}'" if front.selected_on else ""
     lines = [
-        f"The Pareto front of {named}{where} has {len(front.members)} of {front.candidates} settings. Single "
+        f"The Pareto front of {named}{where} has {len(front.members)} of "
+        f"{counted(front.candidates, 'setting')}. Single "
         "numbers decide who is on it, so a member may be there by chance."
     ]
     lines += [_line(member, front) for member in front.members[:MAX_NAMED]]

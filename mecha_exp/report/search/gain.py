@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+from mecha_exp.errors import counted
 from mecha_exp.report.results import Results
 from mecha_exp.report.settings import Setting
 from mecha_exp.verdict import Comparison
@@ -32,7 +33,7 @@ def gain_note(results: Results) -> str | None:
         )
     gain = abs(first.estimate(results.metric).mean - best.estimate(results.metric).mean)
     what = (
-        f"The best of the {len(chosen)} trials that the sampler chose is better by {gain:.4g} "
+        f"The best of the {counted(len(chosen), 'trial')} that the sampler chose is better by {gain:.4g} "
         f"{results.metric} than the best of the {count} that were drawn at random"
     )
     left_out = " Trials that were dropped are left out." if results.dropped else ""

@@ -10,7 +10,7 @@ import torch
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, fill_by_units
 from mecha_exp.checkpoint.quantisation import quantisation_of, refusal
-from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.errors import CheckpointError, Problems, counted
 from mecha_exp.sources.quantised.layouts import Layout, layout_of
 from mecha_exp.sources.source import Source, SourceView
 
@@ -50,8 +50,9 @@ class DequantisedSource(SourceView):
     def __str__(self) -> str:
         count, dropped = len(self.layout.tensors), len(self.layout.activations)
         words = f"{self.name} is quantised: {self.layout.quantisation}. "
-        words += f"{count} tensors are read as float32, code times scale"
-        return words + (f"; {dropped} scales of activations are left out" if dropped else "")
+        words += f"{_tensors(count)} read as float32, code times scale"
+        scales = counted(dropped, "scale of activations is", "scales of activations are")
+        return words + (f"; {scales} left out" if dropped else "")
 
     def keys(self) -> Collection[str]:
         return self._keys.keys()
@@ -122,11 +123,15 @@ def require_plain(
     return plain
 
 
+def _tensors(count: int) -> str:
+    return counted(count, "tensor is", "tensors are")
+
+
 def notes_on(sources: Collection[Source]) -> list[str]:
     """A line about each model that is dequantised."""
     views = [str(source) for source in sources if isinstance(source, DequantisedSource)]
     coded = [
-        f"{source.name} is quantised: {quantisation_of(source)}. {len(source.codes)} tensors are read as "
+        f"{source.name} is quantised: {quantisation_of(source)}. {_tensors(len(source.codes))} read as "
         "float32, code times scale"
         for source in sources
         if source.codes

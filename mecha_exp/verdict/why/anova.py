@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mecha_exp.errors import EvaluationError
+from mecha_exp.errors import EvaluationError, counted
 from mecha_exp.numbers import is_number
 from mecha_exp.system.optuna_log import quiet_optuna
 from mecha_exp.verdict.panel import Floats
@@ -176,14 +176,19 @@ def _grid(
         raise EvaluationError("effects: there is no swept key, or no point. Sweep at least one key.")
     for name, column in keys.items():
         if len(column) != len(numbers):
-            raise EvaluationError(f"effects: {len(column)} values of '{name}' for {len(numbers)} points.")
+            raise EvaluationError(
+                f"effects: {counted(len(column), 'value')} of '{name}' for {counted(len(numbers), 'point')}."
+            )
     if not np.isfinite(numbers).all():
         count = int((~np.isfinite(numbers)).sum())
-        raise EvaluationError(f"effects: {count} of {len(numbers)} values are not finite. Leave them out.")
+        raise EvaluationError(
+            f"effects: {count} of {counted(len(numbers), 'value')} {'is' if count == 1 else 'are'} not "
+            "finite. Leave them out."
+        )
     levels = {name: list(dict.fromkeys(column)) for name, column in keys.items()}
     shape = tuple(len(found) for found in levels.values())
     if math.prod(shape) > len(numbers):
-        points = f"{len(numbers)} points cannot fill a grid of {' x '.join(map(str, shape))}"
+        points = f"{counted(len(numbers), 'point')} cannot fill a grid of {' x '.join(map(str, shape))}"
         raise EvaluationError(f"effects: {points}. Use the importances of drawn points.")
     places = [[levels[name].index(value) for value in column] for name, column in keys.items()]
     flat = np.ravel_multi_index(tuple(np.array(place) for place in places), shape)

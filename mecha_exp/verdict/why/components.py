@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mecha_exp.errors import EvaluationError
+from mecha_exp.errors import EvaluationError, counted
 
 RESIDUAL = "residual"
 _Integers = NDArray[np.intp]
@@ -38,7 +38,8 @@ def variance_shares(factors: Mapping[str, Sequence[Hashable]], values: ArrayLike
     for name, column in factors.items():
         if len(column) != len(numbers):
             raise EvaluationError(
-                f"shares of variance: {len(column)} levels of '{name}' for {len(numbers)} values."
+                f"shares of variance: {counted(len(column), 'level')} of '{name}' for "
+                f"{counted(len(numbers), 'value')}."
             )
     codes = {name: _codes(column) for name, column in factors.items() if len(set(column)) > 1}
     centred = numbers - numbers.mean()

@@ -13,7 +13,7 @@ from mecha_exp.architectures import AdapterConfig, ModelConfig
 from mecha_exp.architectures.lora import other_kind
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion
-from mecha_exp.errors import some
+from mecha_exp.errors import counted, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.lora import DeltaSource
@@ -73,14 +73,14 @@ class MissingKeys:
                 alike.setdefault((_why_missing(source, keys), *keys), []).append(source.name)
                 continue
             yield (
-                f"the result of {node!r} lacks {len(keys)} of the {total} keys of what it is merged "
-                f"with: {some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave "
+                f"the result of {node!r} lacks {len(keys)} of the {counted(total, 'key')} of what it is "
+                f"merged with: {some(keys, SHOWN_KEYS)}. Say what to take instead (`node | model`), or leave "
                 "such keys out with on_missing=skip."
             )
         for (reason, *keys), names in alike.items():
             lack = f"{' and '.join(names)} lack" if len(names) > 1 else f"{names[0]} lacks"
             yield (
-                f"{lack} {len(keys)} of the {total} keys that the other inputs have: "
+                f"{lack} {len(keys)} of the {counted(total, 'key')} that the other inputs have: "
                 f"{some(keys, SHOWN_KEYS)}. {reason} on_missing=skip leaves such keys out, "
                 "on_missing=base takes them from the first input that has them."
             )
