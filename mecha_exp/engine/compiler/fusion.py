@@ -31,8 +31,8 @@ from mecha_exp.random import philox_key
 WORTH_COMPILING = 250_000_000
 """Operations on elements that take torch on two cores a quarter of the time that compiling takes, or a half.
 
-The loop is kept for the next merges: SLERP of two models of 0.1 GB took 2.1 s by torch, as long as with a loop
-that was compiled for it, and 0.3 s with one that was there.
+The loop is kept for the next merges: SLERP of two models of 0.1 GB took 2.1 s by torch, as long as with a
+loop that was compiled for it, and 0.3 s with one that was there.
 """
 
 TOO_SMALL = "too small to be worth compiling"
