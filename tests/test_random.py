@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecha_exp import EngineOptions, merge, model, uniform
-from mecha_exp.random import philox, uniforms
+from mecha_exp.random import philox, philox_on_device, uniforms
 
 COUNT = 100_000
 words = st.integers(0, 2**32 - 1)
@@ -126,3 +126,12 @@ def test_the_merge_method_draws_for_each_key_whatever_the_tiles():
         expected = uniforms(key, 0, tensor.numel(), seed=5, stream=2).reshape(tuple(tensor.shape))
         assert np.array_equal(merged[key].numpy(), expected)
     assert not torch.equal(merged["a"], merged["b"])
+
+
+@given(first=st.integers(0, 2**40), stream=words, key=st.tuples(words, words))
+def test_a_device_draws_the_same_numbers(first, stream, key):
+    blocks = np.arange(first, first + 5, dtype=np.uint64)
+
+    there = philox_on_device(torch.from_numpy(blocks.astype(np.int64)), stream, key)
+
+    assert there.tolist() == philox(blocks, stream, key).tolist()

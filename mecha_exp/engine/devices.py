@@ -34,7 +34,7 @@ While one reads a tile another's is computed and a third writes. On an H200 with
 
 
 BYTES_OF_ENTRY = 128
-"""What a GPU holds for an element of a tile, at most: thirty values in float32, of as many operations."""
+"""What a GPU holds for an element of a tile, about: TIES of three experts took 104, SLERP 54 on an H200."""
 
 
 def check_device(name: str) -> None:

@@ -11,6 +11,7 @@ import mecha_exp as mx
 from mecha_exp import ConfigError, EngineOptions, Job, merge_many
 from mecha_exp.checkpoint.model import Checkpoint
 from mecha_exp.engine.devices import check_device, default_tile, default_workers, explained
+from mecha_exp.engine.ir.order_statistic import Bracket, partition, sort_key, split
 from mecha_exp.engine.residence import Residence
 
 cuda = pytest.mark.cuda
@@ -136,6 +137,20 @@ def test_the_tiles_of_a_gpu_go_by_its_memory_and_not_by_what_is_free(monkeypatch
         assert default_tile("cuda") == tile
     assert EngineOptions().tile_elements == default_tile("cpu") == 1 << 19
     assert EngineOptions(tile_size=4096).tile_elements == 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ranks_are_counted_on_a_device_as_they_are_here(dtype):
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    values[:50], values[50:200], values[200:300] = torch.nan, 0, 1.5
+    keys = sort_key(values)
+    zero, some = int(keys[50]), int(keys[250])
+    brackets = [(zero, zero), (some, some), (zero, some), (0, 1), (5, 7), (int(keys.min()), some)]
+
+    for bracket in (Bracket.everything(dtype), *(Bracket(*ends) for ends in brackets)):
+        *counts, inside = split(keys, bracket)
+        *expected, numbers = partition(keys.numpy(), bracket)
+        assert (counts, inside.tolist()) == (expected, numbers.tolist())
 
 
 def test_what_does_not_fit_is_not_kept():

@@ -306,8 +306,7 @@ class KeyPass:
             stored = values
             if dtype is not values.dtype or self._device != CPU:
                 rounded = values if _in_one_step(values, dtype, self._device) else round_to(values, dtype)
-                stored = scratch.take("written", dtype, values.numel()).tensor
-                stored.copy_(rounded)
+                stored = scratch.take("written", dtype, values.numel()).tensor.copy_(rounded)
             if not fits:
                 self._count_lost(output.job, self._exact(node, values, tile, scratch), stored, tile)
             if is_kept:
