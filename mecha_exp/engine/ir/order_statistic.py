@@ -111,6 +111,14 @@ def in_whole_blocks(spans: Sequence[Span], count: int, block: int) -> list[Span]
     return joined
 
 
+def entries_of(spans: Sequence[Span]) -> torch.Tensor:
+    """The places of all entries of some ranges, in order."""
+    starts, stops = np.asarray(spans, np.int64).reshape(-1, 2).T
+    lengths = stops - starts
+    skipped = starts - np.cumsum(lengths) + lengths  # entries before each range that belong to none
+    return torch.from_numpy(np.repeat(skipped, lengths) + np.arange(lengths.sum()))
+
+
 def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Bracket:
     """The bracket of the entry at a share of all entries, estimated from a sample.
 

@@ -319,11 +319,11 @@ def lane_sums(terms: torch.Tensor) -> np.ndarray:
     padded = torch.nn.functional.pad(terms, (0, -terms.shape[1] % STRIP))
     entries = padded.view(len(terms), -1, STRIP // LANES, LANES)
     lanes = torch.zeros(*entries.shape[:2], LANES, dtype=lane_dtype(terms.dtype), device=terms.device)
-    for entry in range(STRIP // LANES):
-        lanes += entries[:, :, entry]
+    for entry in entries.unbind(2):
+        lanes += entry
     total = torch.zeros(len(terms), LANES, dtype=torch.float64, device=terms.device)
-    for strip in range(lanes.shape[1]):
-        total += lanes[:, strip]
+    for strip in lanes.unbind(1):
+        total += strip
     sums: np.ndarray = folded(total.T.cpu().numpy())
     return sums
 
