@@ -24,9 +24,11 @@ from mecha_exp.engine.ir.order_statistic import (
     Keys,
     as_state,
     bracket_from_sample,
+    count_numbers,
     from_sort_key,
     from_state,
     is_found,
+    of_rank,
     partition,
     passes_needed,
     sort_key,
@@ -174,15 +176,15 @@ class Ranked(Accumulator):
         self._everything = Bracket.everything(dtype)
         self.bracket = self._everything if state is None else from_state(state) or Bracket(0, -1)
         self._candidates = Candidates(self.bracket, count)
-        self._sorted: torch.Tensor | None = None  # all sort keys, where a GPU has them at once
+        self._all: torch.Tensor | None = None  # the sort keys, where all are there at once
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (values,) = results
         keys = sort_key(values.to(self._dtype))
-        if keys.device.type == "cpu":
+        if len(keys) == self._count and self.state is None:
+            self._all = keys
+        elif keys.device.type == "cpu":
             self.collect(*partition(keys.numpy(), self.bracket))
-        elif len(keys) == self._count and self.state is None:
-            self._sorted = keys.sort().values
         else:
             self.collect(*split(keys, self.bracket))
 
@@ -194,8 +196,8 @@ class Ranked(Accumulator):
     def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
         if self.state is not None and is_found(self.state):
             return self.state
-        if self._sorted is not None:
-            return self._element_of(self._sorted, hyperparameters, dtype)
+        if self._all is not None:
+            return self._element_of(self._all, hyperparameters, dtype)
         candidates = self._candidates
         seen = self._count if self.state is not None else candidates.count + candidates.no_numbers
         numbers = self._count - round(candidates.no_numbers * (self._count / seen))
@@ -215,12 +217,12 @@ class Ranked(Accumulator):
     def _element_of(
         self, keys: torch.Tensor, hyperparameters: dict[str, object], dtype: torch.dtype
     ) -> torch.Tensor:
-        """The element of the rank among sorted keys, of which those that are not numbers are the last."""
-        numbers = int((keys < torch.iinfo(keys.dtype).max).sum())
+        """The element of the rank among all sort keys."""
+        numbers = count_numbers(keys)
         rank = self._rank(numbers, hyperparameters)
         if rank > numbers:
             return torch.tensor(torch.inf, dtype=dtype)
-        return from_sort_key(int(keys[rank - 1]), dtype)
+        return from_sort_key(of_rank(keys, rank), dtype)
 
 
 class RankedOverKeys(Ranked):
