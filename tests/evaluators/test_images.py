@@ -96,6 +96,16 @@ def test_one_component_is_merged_into_the_rest_of_a_pipeline(folder):
     assert of_unet.files == whole.files
 
 
+def test_one_component_is_measured_after_whole_pipelines(folder):
+    unet = load_file(folder / "merged/unet/diffusion_pytorch_model.safetensors")
+    settings = {"model": str(folder / "merged"), "distances": False, "clip": str(folder / "clip")}
+
+    whole = measured(folder, **settings)
+    of_unet = measured(folder, unet, component="unet", **settings)
+
+    assert of_unet.files == whole.files
+
+
 def test_weights_under_older_names_are_loaded_by_the_library(folder):
     """The attention of VAEs from before diffusers 0.15 has other names."""
     old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
