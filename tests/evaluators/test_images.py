@@ -122,6 +122,28 @@ def test_weights_under_older_names_are_loaded_by_the_library(folder):
     )
 
 
+def test_the_pictures_of_an_input_are_drawn_once(folder, monkeypatch):
+    from mecha_exp.evaluators.pictures import drawing
+
+    drawn: list[str] = []
+    draw = drawing.Drawing._one
+    monkeypatch.setattr(
+        drawing.Drawing, "_one", lambda self, made, shot: drawn.append(shot.name) or draw(self, made, shot)
+    )
+    drawing._of_input.cache_clear()
+    a, b = (numbers_of(folder / name) for name in "ab")
+
+    first = measured(folder, a)
+    assert len(drawn) == 2 * len(first.files)
+    second = measured(folder, b)
+    assert len(drawn) == 2 * len(first.files)
+    between = measured(folder, {key: torch.lerp(a[key], b[key], 1e-3) for key in a})
+    assert len(drawn) == 3 * len(first.files)
+
+    assert first.metrics["distance/a"] == second.metrics["distance/b"] == 0
+    assert first.metrics["distance/b"] == second.metrics["distance/a"] > between.metrics["distance/a"] > 0
+
+
 class Stopped(Exception):
     """Stands for Ctrl-C."""
 
