@@ -37,6 +37,10 @@ BYTES_OF_ENTRY = 128
 """What a GPU holds for an element of a tile, about: TIES of three experts took 104, SLERP 54 on an H200."""
 
 
+MOST_KEPT = 0.25
+"""The share of a GPU's memory that may stay with torch after a merge."""
+
+
 def check_device(name: str) -> None:
     """Raise ConfigError where there is no such device."""
     try:
@@ -69,9 +73,17 @@ def own_stream(name: str) -> Iterator[Callable[[], None]]:
         return
     with _LOADING:
         _load_linalg(device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        yield stream.synchronize
+        idle = _IDLE.setdefault(device, [])
+        stream = idle.pop() if idle else torch.cuda.Stream(device)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            yield stream.synchronize
+    finally:
+        idle.append(stream)
+
+
+_IDLE: dict[torch.device, list[torch.cuda.Stream]] = {}
+"""Streams that no thread has now. torch keeps memory for each, which the next merge takes again."""
 
 
 @cache
@@ -86,6 +98,19 @@ _LOADING = threading.Lock()
 def free_bytes(name: str) -> int:
     """The bytes that are free on a GPU; of another device more than there are."""
     return torch.cuda.mem_get_info(torch.device(name))[0] if is_cuda(name) else 1 << 60
+
+
+def give_back(name: str) -> None:
+    """Give memory of a GPU that is free again back to other programs, such as evaluators, if it is much.
+
+    torch keeps what it has freed, for each stream by itself: little of it is wanted back at once, and all of
+    it costs the next merge half a second.
+    """
+    if is_cuda(name):
+        device = torch.device(name)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if kept > torch.cuda.mem_get_info(device)[1] * MOST_KEPT:
+            torch.cuda.empty_cache()
 
 
 def explained(error: BaseException, name: str) -> BaseException:

@@ -10,7 +10,14 @@ from state_dicts import contents, floating
 import mecha_exp as mx
 from mecha_exp import ConfigError, EngineOptions, Job, merge_many
 from mecha_exp.checkpoint.model import Checkpoint
-from mecha_exp.engine.devices import check_device, default_tile, default_workers, explained
+from mecha_exp.engine.devices import (
+    _IDLE,
+    check_device,
+    default_tile,
+    default_workers,
+    explained,
+    give_back,
+)
 from mecha_exp.engine.ir.order_statistic import Bracket, partition, sort_key, split
 from mecha_exp.engine.residence import Residence
 
@@ -176,6 +183,30 @@ def test_too_little_memory_on_a_gpu_says_what_helps():
     )
     other = ValueError("other")
     assert explained(other, "cuda") is other
+
+
+@pytest.mark.parametrize(("kept", "is_given_back"), [(20, False), (40, True)])
+def test_much_memory_that_is_free_again_is_given_back_after_a_merge(kept, is_given_back, monkeypatch):
+    given_back = []
+    numbers = {"memory_reserved": kept + 3, "memory_allocated": 3, "mem_get_info": (50, 100)}
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+
+    give_back("cuda:0")
+
+    assert bool(given_back) is is_given_back
+
+
+@cuda
+@with_gpu
+def test_a_merge_takes_the_streams_of_the_one_before(models):
+    paths = models(3)
+    merged(paths, "cuda")
+    streams = {stream.stream_id for stream in _IDLE[torch.device("cuda")]}
+    merged(paths, "cuda")
+
+    assert {stream.stream_id for stream in _IDLE[torch.device("cuda")]} == streams
 
 
 @cuda

@@ -85,7 +85,7 @@ def count_numbers(keys: torch.Tensor) -> int:
 
 
 def of_rank(keys: torch.Tensor, rank: int) -> int:
-    """The sort key of a rank, 1 being the smallest; a GPU sorts faster than it counts."""
+    """The sort key of a rank, 1 being the smallest."""
     on_cpu = keys.device.type == "cpu"
     return _ranked(keys.numpy(), rank - 1)[0] if on_cpu else int(keys.sort().values[rank - 1])
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from mecha_exp.engine.compiler.jit import compile_ahead
+from mecha_exp.engine.devices import give_back
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
 from mecha_exp.engine.planner.plan import Plan
 from mecha_exp.engine.residence import Residence
@@ -32,10 +33,12 @@ def execute(plan: Plan, sinks: dict[int, Sink], progress: Progress = lambda key,
         MergeError: a value that is not finite, a method that failed; the first one, where there are many.
         CheckpointError: reading or writing failed.
     """
+    device = plan.options.device
     with Spill() as factors:
-        residence = Residence(plan.options.device)
+        residence = Residence(device)
         context = MergeContext(plan, sinks, MergeStats(), progress, Kernels(plan), factors, residence)
         _execute(context, Resumption(sinks, context.stats, progress))
+    give_back(device)
     for source in plan.sources.values():
         source.check_unchanged()
     return context.stats
