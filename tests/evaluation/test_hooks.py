@@ -102,7 +102,9 @@ def test_an_optional_parameter_is_checked_like_others(tmp_path: Path):
     assert bound == {"count": None, "file": tmp_path}
     with pytest.raises(ConfigError, match="expected int, got 'two'") as error:
         all_evaluators()["test_optional"].bind({"count": "two", "file": "gone"})
-    assert "evaluator.file: gone does not exist" in str(error.value)
+    assert "evaluator.file: gone does not exist." in str(error.value)
+    with pytest.raises(ConfigError, match=r"does not exist\. The folder is not set: name it, as"):
+        all_evaluators()["test_optional"].bind({"file": "None/test"})  # of ${data.dir}/test
 
 
 def test_splits_wait_for_the_file_of_the_last_one(tmp_path: Path):
