@@ -124,7 +124,7 @@ def test_the_folder_is_that_of_the_first_input_that_has_a_configuration(tmp_path
     found = model_folder(Context(inputs={"a": bare, "b": b / "model.safetensors"}))
 
     assert (found.path, found.config["size"]) == (b, 3)
-    with pytest.raises(ConfigError, match=r"no config.json lies beside the inputs \(looked in .*\)"):
+    with pytest.raises(ConfigError, match=r"looked in .*\(models.base, models.experts\)"):
         model_folder(Context(inputs={"a": bare}))
     (b / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not a model's configuration: expected an object"):
