@@ -149,11 +149,11 @@ class Evaluator:
             elif types.get(name) is Path and isinstance(value, str | Path):
                 bound[name] = Path(value).expanduser()
                 if not bound[name].exists():
-                    problems.add(f"evaluator.{name}: {value} does not exist.")
+                    problems.add(_lost(name, str(value)))
             elif types.get(name) is PATHS and _is_list_of_texts(value):
                 bound[name] = [Path(part).expanduser() for part in value]
                 missing = [str(part) for part in bound[name] if not part.exists()]
-                problems.add_all(f"evaluator.{name}: {part} does not exist." for part in missing)
+                problems.add_all(_lost(name, part) for part in missing)
             elif name in arguments and not (value is parameter.default or _is_a(value, types.get(name))):
                 expected = _EXPECTED.get(types[name]) or types[name].__name__
                 problems.add(f"evaluator.{name}: expected {expected}, got {brief(value)}.")
@@ -202,6 +202,12 @@ def metric_problem(name: str) -> str | None:
     if not _METRIC.fullmatch(name):
         return "has an empty part beside a '/'" if name else "is empty"
     return "has a part of dots alone" if _DOTS.search(name) else None
+
+
+def _lost(name: str, path: str) -> str:
+    """The error of a path that does not exist; null in a reference such as `${data.dir}/test` is `None`."""
+    hint = " The folder is not set: name it, as with data.dir=PATH." if path.startswith("None/") else ""
+    return f"evaluator.{name}: {path} does not exist.{hint}"
 
 
 def _annotations(score: Score) -> dict[str, type]:

@@ -85,7 +85,8 @@ def measure(
 
 def _differences(panel: Panel, pairs: Integers, draws: Floats) -> list[Estimate]:
     """Paired differences; where 0/1 outcomes agree everywhere, as wide as unseen disagreements demand."""
-    values = panel.scores[pairs[:, 0]] - panel.scores[pairs[:, 1]]
+    first, second = panel.scores[pairs[:, 0]], panel.scores[pairs[:, 1]]
+    only_rounded = np.isclose(first, second, rtol=1e-12, atol=0)
     low, high = np.empty(len(pairs)), np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS):
         part = pairs[start : start + _PAIRS]
@@ -93,7 +94,7 @@ def _differences(panel: Panel, pairs: Integers, draws: Floats) -> list[Estimate]
         low[start : start + _PAIRS], high[start : start + _PAIRS] = bounds
     same = np.array([_agree(panel, int(one), int(other)) for one, other in pairs], dtype=bool)
     rest = float(np.mean([unseen(len(task.sizes)) for task in panel.tasks.values()])) if panel.binary else 0.0
-    values = np.where(same, 0.0, values)
+    values = np.where(same | only_rounded, 0.0, first - second)
     return estimates(values, (np.where(same, -rest, low), np.where(same, rest, high)))
 
 

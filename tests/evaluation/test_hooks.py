@@ -102,7 +102,9 @@ def test_an_optional_parameter_is_checked_like_others(tmp_path: Path):
     assert bound == {"count": None, "file": tmp_path}
     with pytest.raises(ConfigError, match="expected int, got 'two'") as error:
         all_evaluators()["test_optional"].bind({"count": "two", "file": "gone"})
-    assert "evaluator.file: gone does not exist" in str(error.value)
+    assert "evaluator.file: gone does not exist." in str(error.value)
+    with pytest.raises(ConfigError, match=r"does not exist\. The folder is not set: name it, as"):
+        all_evaluators()["test_optional"].bind({"file": "None/test"})  # of ${data.dir}/test
 
 
 def test_splits_wait_for_the_file_of_the_last_one(tmp_path: Path):
@@ -122,7 +124,7 @@ def test_the_folder_is_that_of_the_first_input_that_has_a_configuration(tmp_path
     found = model_folder(Context(inputs={"a": bare, "b": b / "model.safetensors"}))
 
     assert (found.path, found.config["size"]) == (b, 3)
-    with pytest.raises(ConfigError, match=r"no config.json lies beside the inputs \(looked in .*\)"):
+    with pytest.raises(ConfigError, match=r"looked in .*\(models.base, models.experts\)"):
         model_folder(Context(inputs={"a": bare}))
     (b / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not a model's configuration: expected an object"):

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from state_dicts import numbers_of
 
-from mecha_exp import EvaluationError
+from mecha_exp import Context, EvaluationError
 
 diffusers = pytest.importorskip("diffusers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
@@ -135,7 +135,7 @@ def test_the_pictures_of_an_input_are_drawn_once(folder, monkeypatch):
 
     first = measured(folder, a)
     assert len(drawn) == 2 * len(first.files)
-    second = measured(folder, b)
+    second = measured(folder, b, Context("b", inputs={name: folder / name for name in "ba"}))
     assert len(drawn) == 2 * len(first.files)
     between = measured(folder, {key: torch.lerp(a[key], b[key], 1e-3) for key in a})
     assert len(drawn) == 3 * len(first.files)

@@ -32,6 +32,7 @@ def test_three_alphas_from_command_to_report(command: list[str], llamas, tmp_pat
     outcome = as_a_user(*command, *sweep, cwd=tmp_path)
 
     assert outcome.status == 0, outcome.err
+    assert "Generating" not in outcome.err  # the libraries' own bars
     assert "score" in outcome.out
     page = (tmp_path / "sweep/report.html").read_text()
     assert "word_choice/acc_norm" in page

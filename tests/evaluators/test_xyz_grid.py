@@ -48,6 +48,7 @@ def test_the_documented_command_draws_a_sheet_with_labels_and_scores(models, as_
     outcome = as_a_user(*documented(models), *more, cwd=models)
 
     assert outcome.status == 0, outcome.err
+    assert "Loading" not in outcome.err  # the libraries' own bars
     sweep = models / "sweep"
     sheets = sorted(path.name for path in sweep.glob("sweep-xyz*.png"))
     assert sheets == [

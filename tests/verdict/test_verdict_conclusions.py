@@ -160,6 +160,19 @@ def test_a_duplicate_cannot_be_told_from_its_original():
     assert "All 2 candidates have equal outcomes on 'validation': the first stands for them." in result.notes
 
 
+def test_a_difference_of_rounding_is_none():
+    """Equal means over tasks, added up in another order."""
+
+    def of(name: str, *hits: int) -> Candidate:
+        tasks = {f"t{task}": np.arange(6) < count for task, count in enumerate(hits)}
+        return Candidate(name, name, outcomes={"all": Outcomes(tasks)})
+
+    (comparison,) = conclude([of("a", 1, 2, 5), of("b", 5, 1, 2)], metric="accuracy", **QUICK).comparisons
+
+    assert comparison.difference.value == 0
+    assert comparison.difference.low < 0 < comparison.difference.high
+
+
 def test_a_metric_that_is_minimised_has_its_least_as_the_best():
     losses = [
         Candidate(n, n, outcomes={"test": Outcomes({"t": np.random.default_rng(0).normal(m, 1, 300)})})

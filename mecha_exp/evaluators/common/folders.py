@@ -142,7 +142,8 @@ def model_folder(
     searched = some(dict.fromkeys(map(str, folders)), limit=3) or "no folder"
     raise ConfigError(
         f"no {CONFIG} lies beside the inputs (looked in {searched}), so their network and tokenizer are not "
-        "known. Name a folder that has them with evaluator.model=PATH."
+        "known. Merge folders of models (models.base, models.experts), or name one that has them with "
+        "evaluator.model=PATH."
     )
 
 

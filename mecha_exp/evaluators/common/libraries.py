@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from mecha_exp.errors import ConfigError
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
-_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 
 _OFFLINE_PLACES = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
 _ASIDES = (
@@ -78,9 +82,11 @@ def _set_attributes(values: Mapping[tuple[str, str], object]) -> list[tuple[str,
 
 
 def _be_quiet() -> int | None:
-    """Hide progress bars, for which there is no environment variable, and warnings; returns what it was."""
+    """Hide the bars and warnings of libraries that are imported; returns what the level of warnings was."""
     if datasets := sys.modules.get("datasets"):
         datasets.disable_progress_bars()
+    if diffusers := sys.modules.get("diffusers"):
+        diffusers.utils.logging.disable_progress_bar()
     if not (transformers := sys.modules.get("transformers")):
         return None
     transformers.utils.logging.disable_progress_bar()

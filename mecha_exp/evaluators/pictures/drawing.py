@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.declaration import Options
 from mecha_exp.evaluators.common import ModelFolder
-from mecha_exp.evaluators.pictures.pipelines import pipeline, scheduler_class
+from mecha_exp.evaluators.pictures.pipelines import identity_of, pipeline, scheduler_class
 from mecha_exp.evaluators.pictures.shots import Shot, shots_of
 
 Array = NDArray[np.uint8]
@@ -46,27 +46,29 @@ class Drawing:
     """What decides the pictures of a model; equal ones draw equal pictures.
 
     Attributes:
-        folder: of the pipeline.
+        pipeline: what decides it beside the weights.
         shots: the pictures to make.
         component: the one that is merged; None for all.
         device: where the networks compute.
         dtype: of the networks.
         arguments: of the pipeline's call, by name.
+        folder: of the pipeline; equal ones lie in the folders of several inputs.
     """
 
-    folder: ModelFolder
+    pipeline: str
     shots: tuple[Shot, ...]
     component: str | None
     device: str
     dtype: str
     arguments: tuple[tuple[str, Any], ...]
+    folder: ModelFolder = field(compare=False)
 
     @classmethod
     def of(cls, options: Options, folder: ModelFolder) -> Drawing:
         """The drawing that the parameters of the evaluator ask for."""
         arguments = tuple((argument, options[name]) for name, argument in given_of(options).items())
         chosen = (options["component"], options["device"], options["dtype"])
-        return cls(folder, shots_of(options), *chosen, arguments)
+        return cls(identity_of(folder, options["component"]), shots_of(options), *chosen, arguments, folder)
 
     def draw(
         self,

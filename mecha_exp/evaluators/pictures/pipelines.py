@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,7 @@ def pipeline(
         ConfigError: the weights do not fit.
     """
     place = chosen_device(device)
-    made = _pipeline(folder.path, (folder.path / INDEX).stat().st_mtime_ns, component)
+    made = _pipeline(Kept(identity_of(folder, component), folder.path))
     with ExitStack() as stack:
         for part in networks_of(folder):
             if component in (None, part.name):
@@ -119,16 +121,34 @@ def pipeline(
             yield made.to(place)
 
 
+def identity_of(folder: ModelFolder, component: str | None) -> str:
+    """What decides a pipeline beside the weights that are merged: those of a component leave the others."""
+    return json.dumps([folder.contents, component, component and str(folder.path)])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A pipeline: equal where the merged weights are all that tells two apart.
+
+    Attributes:
+        identity: see `identity_of`.
+        path: of the folder.
+    """
+
+    identity: str
+    path: Path = field(compare=False)
+
+
 @lru_cache(maxsize=1)
-def _pipeline(folder: Path, changed: int, merged: str | None) -> Any:
-    """The pipeline in a folder, as diffusers loads it; points of one component leave the others there."""
+def _pipeline(kept: Kept) -> Any:
+    """The pipeline in a folder, as diffusers loads it."""
     with calm(offline=True):
         from diffusers import DiffusionPipeline
-
+    with calm(offline=True):  # which quietens what is imported
         make: Any = DiffusionPipeline
         errors = (OSError, ValueError, TypeError, AttributeError)
-        with one_line(f"diffusers cannot load the pipeline in {folder}", errors):
-            made = make.from_pretrained(folder, local_files_only=True)
+        with one_line(f"diffusers cannot load the pipeline in {kept.path}", errors):
+            made = make.from_pretrained(kept.path, local_files_only=True)
     made.set_progress_bar_config(disable=True)
     return made
 
