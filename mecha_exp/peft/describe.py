@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, counted
 from mecha_exp.peft.config import LOHA, LOKR, LORA, PeftConfig, is_adapter, read_config
 from mecha_exp.peft.modules import MAGNITUDE, sorted_modules
 from mecha_exp.sources.source import Source
@@ -39,8 +39,10 @@ def sentence(data: dict[str, Any]) -> str:
     ranks, scales = (" or ".join(f"{number:.6g}" for number in data[name]) for name in ("ranks", "scales"))
     words = [f"a {data['kind']} adapter of PEFT ({ADAPTER_CONFIG})"]
     words += [f"trained on {data['base']}"] if data["base"] else []
-    words.append(f"{data['modules']} modules of rank {ranks}, times {scales}" if ranks else "no modules")
-    words += [f"{len(data['whole'])} whole tensors"] if data["whole"] else []
+    words.append(
+        f"{counted(data['modules'], 'module')} of rank {ranks}, times {scales}" if ranks else "no modules"
+    )
+    words += [counted(len(data["whole"]), "whole tensor")] if data["whole"] else []
     return ", ".join(words)
 
 

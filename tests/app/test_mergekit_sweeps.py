@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sweep_folders import records, sweep_of
 
 CONFIG = """\
 merge_method: linear
@@ -145,6 +146,9 @@ def test_replicates_draw_other_masks(app, models: Path, arguments: tuple[str, ..
     rows = _rows(models)
     assert [row["parameters.lambda"] for row in rows] == ["0.5", "0.5", "1", "1"]
     assert [row["parameters.seed"] for row in rows] == [*seeds, *seeds]
+    assert [record["name"] for record in records(sweep_of(models))] == [
+        f"parameters.lambda={scale},parameters.seed={seed}" for scale in ("0.5", "1") for seed in seeds
+    ]
     assert len({row["energy"] for row in rows}) == 4
     assert "over 2 replicates), the best of 2 settings" in " ".join(outcome.out.split())
 

@@ -64,7 +64,11 @@ def replicate_kinds(config: DictConfig) -> list[str]:
             hint = did_you_mean(str(kind), known)
             raise ConfigError(
                 f"sweep.replicate: replicates differ in seed, experts or data, not in '{kind}'.{hint}"
-                + (f" {kind} seeds are sweep.replicates={kind}." if isinstance(kind, int) else "")
+                + (
+                    f" {counted(kind, 'seed is', 'seeds are')} sweep.replicates={kind}."
+                    if isinstance(kind, int)
+                    else ""
+                )
             )
     return kinds
 
