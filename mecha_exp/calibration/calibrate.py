@@ -97,9 +97,9 @@ def calibrate(
     check_output(output, (*stored.files, Path(request.data)))
     check_weights(subject, stored)
     symmetries = _symmetries(stored, request)
-    found = collectors_of(subject, request.kinds)
-    found += activation_collectors(subject, symmetries, request.positions, request.seed)
-    collectors = [c for c in found if c.model_key in stored]
+    candidates = collectors_of(subject, request.kinds)
+    candidates += activation_collectors(subject, symmetries, request.positions, request.seed)
+    collectors = [c for c in candidates if c.model_key in stored]
     for kind in request.kinds:
         if not any(c.kind == kind for c in collectors):
             raise ConfigError(
@@ -140,13 +140,13 @@ def _symmetries(stored: StateDictSource, request: Request) -> tuple[Symmetry, ..
         )
     if request.positions < 1:
         raise ConfigError(f"positions={request.positions}: expected 1 or more.")
-    found = symmetries_of(stored)
-    if not found:
+    symmetries = symmetries_of(stored)
+    if not symmetries:
         raise ConfigError(
             f"kind=activations: the model config of {stored.name} names no units that may change places. "
             "Write them into a config of your own under `symmetries`: see docs/model-configs.md."
         )
-    return found
+    return symmetries
 
 
 def check_output(output: Path, inputs: Sequence[Path]) -> None:

@@ -197,8 +197,8 @@ def _finish_block(
 def _collectors(expert: Expert, block: str) -> list[InputCollector]:
     """What adds up the Gram matrices of a block's layers that the expert's file has."""
     layers = set(expert.subject.module.get_submodule(block).modules())
-    found = [c for c in collectors_of(expert.subject, (GRAM,)) if isinstance(c, InputCollector)]
-    return [c for c in found if c.module in layers and c.model_key in expert.stored]
+    collectors = [c for c in collectors_of(expert.subject, (GRAM,)) if isinstance(c, InputCollector)]
+    return [c for c in collectors if c.module in layers and c.model_key in expert.stored]
 
 
 class _Merge:
@@ -244,8 +244,8 @@ class _Merge:
 
     def _merged(self, key: str, parts: Sequence[_Grams]) -> Tensor:
         models = [expert.weights for expert in self._experts]
-        made: Tensor = self._regmean(*models, statistics=_Files(parts), alpha=self._alpha, key=key)
-        return made
+        merged: Tensor = self._regmean(*models, statistics=_Files(parts), alpha=self._alpha, key=key)
+        return merged
 
     def _set(self, name: str, value: Tensor) -> None:
         with torch.no_grad():

@@ -176,8 +176,8 @@ def output_dtype(config: Mapping[str, Any]) -> str | None:
             raise ConfigError(f"{word}: unknown dtype {config[word]!r}.{did_you_mean(name, _DTYPES)}")
         return name
 
-    given = read_each(dtype, (word for word in ("dtype", "out_dtype") if config.get(word) is not None))
-    return given[-1] if given else None
+    dtypes = read_each(dtype, (word for word in ("dtype", "out_dtype") if config.get(word) is not None))
+    return dtypes[-1] if dtypes else None
 
 
 def _rule(entry: Mapping[str, Any], kind: str, where: str) -> Rule:

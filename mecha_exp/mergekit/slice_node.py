@@ -49,8 +49,8 @@ class SliceBuilder:
     def infos(self) -> dict[str, TensorInfo]:
         """The dtype and the shape of every key that the merge of the slice has where it is written."""
         infos: dict[str, TensorInfo] = {}
-        said = self.configuration.dtype
-        dtype = dtype_name(getattr(torch, said)) if said else self._common_dtype()
+        declared = self.configuration.dtype
+        dtype = dtype_name(getattr(torch, declared)) if declared else self._common_dtype()
         for reference, names in self._names.items():
             for key, original in names.items():
                 if key not in infos:

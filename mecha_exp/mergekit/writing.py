@@ -48,12 +48,12 @@ def to_mergekit(
     has_curves = any(isinstance(value, _BY_KEY) for value in _arguments(recipe).values())
     if not paths or len(paths) < len(models) or has_curves or any(_is_adapter(p, folders) for p in paths):
         return None
-    asked = recipe if dtype is None else recipe.to(dtype=dtype)
+    target = recipe if dtype is None else recipe.to(dtype=dtype)
     for name, method in METHODS.items():
         for config in _candidates(name, method, _arguments(recipe), paths):
             if dtype is not None:
                 config["dtype"] = str(dtype).removeprefix("torch.")
-            if _is_read_as(config, asked, folders):
+            if _is_read_as(config, target, folders):
                 return config
     return None
 

@@ -101,10 +101,10 @@ def merge_adapters(
     ranks = {module: tensors[parts.key(module, 0)].shape[0] for module in parts.modules}
     config = {**parts.shared_config(), **config_of_ranks(ranks)}
     write_adapter(Path(output), tensors, config)
-    total = math.fsum(made.squared_norm for made in sums.values())
+    total = math.fsum(sum_.squared_norm for sum_ in sums.values())
     errors = {
-        module: math.sqrt(made.squared_error(rank) / made.squared_norm) if made.squared_norm else 0.0
-        for module, made in sums.items()
+        module: math.sqrt(sum_.squared_error(rank) / sum_.squared_norm) if sum_.squared_norm else 0.0
+        for module, sum_ in sums.items()
     }
     at_rank, at_others = _error(sums, rank, total), _errors_at(sums, total)
     return MergedAdapter(Path(output), ranks, errors, at_rank, at_others, parts.bases)
@@ -198,9 +198,9 @@ class _Parts:
                 terms.append(Term(weight * config.scale_of(module), down.flatten(1), up.flatten(1)))
         return Sum(terms)
 
-    def written(self, module: str, made: Sum, rank: int | None) -> Iterator[tuple[str, Tensor]]:
+    def written(self, module: str, sum_: Sum, rank: int | None) -> Iterator[tuple[str, Tensor]]:
         """The factors of a module of the merged adapter, with their keys."""
-        factors = made.concatenated() if rank is None or rank >= made.rank else made.nearest(rank)
+        factors = sum_.concatenated() if rank is None or rank >= sum_.rank else sum_.nearest(rank)
         source, own = next(
             (s, names) for s, names in zip(self.sources, self.factors, strict=True) if module in names
         )
@@ -252,10 +252,10 @@ _PAIRS = (A, B, OF_ROWS, OF_COLUMNS)
 
 
 def _error(sums: Mapping[str, Sum], rank: int | None, total: float) -> float:
-    return math.sqrt(math.fsum(made.squared_error(rank) for made in sums.values()) / total) if total else 0.0
+    return math.sqrt(math.fsum(sum_.squared_error(rank) for sum_ in sums.values()) / total) if total else 0.0
 
 
 def _errors_at(sums: Mapping[str, Sum], total: float) -> dict[int, float]:
     """The error at each power of two below the largest rank."""
-    largest = max(made.rank for made in sums.values())
+    largest = max(sum_.rank for sum_ in sums.values())
     return {1 << n: _error(sums, 1 << n, total) for n in range(largest.bit_length()) if 1 << n < largest}

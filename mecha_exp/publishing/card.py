@@ -126,10 +126,10 @@ def _method_lines(recipe: Node) -> Iterator[str]:
 
 def _hyperparameters(call: MergeNode) -> str:
     """The values of a call, those that are the defaults too."""
-    given = dict(call.arguments)
+    arguments = dict(call.arguments)
     words = []
     for spec in call.method.signature.parameters:
-        argument = given.get(spec.name)
+        argument = arguments.get(spec.name)
         if isinstance(argument, LiteralNode):
             value = argument.value
             words.append(f"{spec.name} = {brief(dict(value.words) if isinstance(value, ByKey) else value)}")

@@ -407,8 +407,8 @@ def results_from(sweep: Sweep, by_folder: Mapping[Path, Record]) -> Results:
     named = zip(by_folder, records, strict=True)
     numbers = {id(record): int(path.name) for path, record in named if path.name.isdecimal()}
 
-    def of(wanted: Sequence[int]) -> frozenset[int]:
-        named = set(wanted)
+    def of(point_numbers: Sequence[int]) -> frozenset[int]:
+        named = set(point_numbers)
         return frozenset(identity for identity, number in numbers.items() if number in named)
 
     return Results(

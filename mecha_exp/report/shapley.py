@@ -56,7 +56,7 @@ def attributions(
     if results.mode != MODE or not results.judged or key is None:
         return [], []
     players = players_of(results, key)
-    made, notes = [], []
+    entries, notes = [], []
     for others, settings in settings_by_other_keys(results, key).items():
         of = f" ({others})" if others else ""
         worth = coalitions_of(results, settings, key)
@@ -66,10 +66,10 @@ def attributions(
             )
             continue
         try:
-            made.append(_attribution(results, models, players, worth, settings, (others, key)))
+            entries.append(_attribution(results, models, players, worth, settings, (others, key)))
         except EvaluationError as error:
             notes.append(f"{error}{of}")
-    return made, notes
+    return entries, notes
 
 
 def _attribution(
@@ -153,5 +153,5 @@ def sentence(attribution: Attribution, metric: str | None) -> str:
 
 def shapley_notes(results: Results) -> list[str]:
     """A sentence for each setting of a sweep of coalitions."""
-    made, notes = attributions(results)
-    return [*(sentence(attribution, results.metric) for attribution in made), *notes]
+    entries, notes = attributions(results)
+    return [*(sentence(attribution, results.metric) for attribution in entries), *notes]

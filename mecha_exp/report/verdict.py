@@ -238,7 +238,7 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
     for candidate in usable:
         sets.setdefault(candidate.replicate, {})[candidate.name] = candidate.outcomes[split]
     named = {task: name for record in results.finished for task, name in record.expert_of.items()}
-    found = []
+    by_set = []
     for outcomes in sets.values():
         known = {task: outcomes[name] for task, name in named.items() if name in outcomes}
         try:
@@ -246,10 +246,10 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
         except EvaluationError:  # a task that is not measured on this split
             return None
         names = {id(part): name for name, part in outcomes.items()}
-        found.append({task: names[id(part)] for task, part in experts.items()})
+        by_set.append({task: names[id(part)] for task, part in experts.items()})
     return (
-        {task: name for task, name in found[0].items() if all(of_set.get(task) == name for of_set in found)}
-        if found
+        {task: name for task, name in by_set[0].items() if all(of_set.get(task) == name for of_set in by_set)}
+        if by_set
         else {}
     )
 

@@ -84,13 +84,13 @@ def _ties(verdict: Verdict) -> list[str]:
     against = verdict.against(verdict.selected.point)
     if not against:
         return []
-    told = [comparison for comparison in against if comparison.distinguishable]
-    better = [comparison.point for comparison in told if sign * comparison.difference.value > 0]
+    distinct = [comparison for comparison in against if comparison.distinguishable]
+    better = [comparison.point for comparison in distinct if sign * comparison.difference.value > 0]
     compared = "the one setting" if len(against) == 1 else f"the {len(against)} settings"
-    if not told:
+    if not distinct:
         which = f"any of {compared}" if len(against) > 1 else compared
         return [f"the data show no difference from {which} compared with it"]
-    share = f"{len(told)} of " if verdict.tied else "all of " if len(told) > 1 else ""
+    share = f"{len(distinct)} of " if verdict.tied else "all of " if len(distinct) > 1 else ""
     parts = [f"the data show a difference from {share}{compared} compared with it"]
     if verdict.tied:
         parts.append(f"not from the other {len(verdict.tied)}")

@@ -102,9 +102,9 @@ def _references_elsewhere(config: DictConfig) -> set[str]:
 
 
 def _check_blocks(config: DictConfig, references: set[str], problems: Problems) -> None:
-    given = config.get(BLOCKS) or {}
-    names = [name for name in (*given, *(given.get(PATTERNS) or ())) if name not in (CONVENTION, PATTERNS)]
-    own = [f"the preset {given[PRESET]}" if name == PRESET else str(name) for name in names]
+    blocks = config.get(BLOCKS) or {}
+    names = [name for name in (*blocks, *(blocks.get(PATTERNS) or ())) if name not in (CONVENTION, PATTERNS)]
+    own = [f"the preset {blocks[PRESET]}" if name == PRESET else str(name) for name in names]
     if own and BLOCKS not in references:
         problems.add(
             f"{BLOCKS}: the recipe{recipe_name(config)} takes no strength for each block, so {some(own, 3)} "

@@ -106,10 +106,10 @@ class Search:
         stored = open_study_file(folder, self.title, self.space, [*self.objectives.values()])
         stored.write(trials)
         while (start := len(trials)) < total:
-            asked = self._ask(trials, min(self.batch, total - start))
-            write_trials(folder, self.space, self.sampler, [*trials, *asked])
-            yield self._batch(asked, start)
-            trials = [*trials, *self._measured(asked, folder, start)]
+            new_trials = self._ask(trials, min(self.batch, total - start))
+            write_trials(folder, self.space, self.sampler, [*trials, *new_trials])
+            yield self._batch(new_trials, start)
+            trials = [*trials, *self._measured(new_trials, folder, start)]
             stored.write(trials)
 
     def _shared_batches(self, folder: Path, study: SharedStudy) -> Iterator[Batch]:

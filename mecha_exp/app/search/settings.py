@@ -99,17 +99,17 @@ def _checked_objectives(direction: Any, scoring: Scoring) -> dict[str, str]:
     objectives = dict(scoring.objectives) or {scoring.metric: scoring.direction}
     if direction is None:
         return objectives
-    given = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
-    if len(given) != len(objectives):
+    words = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
+    if len(words) != len(objectives):
         raise ConfigError(
             f"sweep.direction={direction}: expected a direction for each of {', '.join(objectives)}. Leave "
             "it out, since it only checks those of the evaluator."
         )
-    for asked, (metric, better) in zip(given, objectives.items(), strict=True):
-        if asked not in DIRECTIONS:
-            hint = did_you_mean(str(asked), DIRECTIONS)
+    for word, (metric, better) in zip(words, objectives.items(), strict=True):
+        if word not in DIRECTIONS:
+            hint = did_you_mean(str(word), DIRECTIONS)
             raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
-        if asked != better:
+        if word != better:
             raise ConfigError(
                 f"sweep.direction={direction} looks for the worst {metric}, whose evaluator says {better}. "
                 "Leave sweep.direction out."

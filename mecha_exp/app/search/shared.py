@@ -210,5 +210,5 @@ class SharedStudy:
 
 
 def _trial_of(frozen: optuna.trial.FrozenTrial) -> Trial:
-    asked = Trial(dict(frozen.params), dict(frozen.system_attrs))
-    return asked.told(outcome_of(frozen)) if frozen.state.is_finished() else replace(asked, running=True)
+    trial = Trial(dict(frozen.params), dict(frozen.system_attrs))
+    return trial.told(outcome_of(frozen)) if frozen.state.is_finished() else replace(trial, running=True)

@@ -55,9 +55,9 @@ def _has_work_beside_rows(pass_: Pass) -> bool:
     """
     if any(is_by_entry(node) and not is_ranked(node) for node, _ in pass_.reductions):
         return False
-    wanted = {*pass_.used_here, *(node for _, node in pass_.outputs)}
+    nodes = {*pass_.used_here, *(node for _, node in pass_.outputs)}
     is_ranking = any(is_ranked(node) for node, _ in pass_.reductions)
-    return is_ranking or any(not (isinstance(n, MergeNode) and n.method.columns) for n in wanted)
+    return is_ranking or any(not (isinstance(n, MergeNode) and n.method.columns) for n in nodes)
 
 
 def _can_be_loop_of_rows(pass_: Pass) -> bool:
