@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mecha_exp.calibration.calibrate import (
+from mecha_exp.calibration.collectors import Collector
+from mecha_exp.calibration.measurement import (
     Advance,
     Request,
     check_output,
@@ -25,8 +26,7 @@ from mecha_exp.calibration.calibrate import (
     header_of,
     write_statistics,
 )
-from mecha_exp.calibration.collectors import Collector
-from mecha_exp.calibration.partial import Partial
+from mecha_exp.calibration.progress import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.errors import ConfigError, EvaluationError, Problems

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mecha_exp.calibration.calibrate import Advance, check_output, check_weights
+from mecha_exp.calibration.measurement import Advance, check_output, check_weights
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.checkpoint.dtypes import number_format

@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.errors import counted, some
 from mecha_exp.peft.extraction import ExtractedAdapter, extract_adapter
-from mecha_exp.peft.merging import MergedAdapter, merge_adapters
+from mecha_exp.peft.merge import MergedAdapter, merge_adapters
 from mecha_exp.terminal.console import make_table, print_line, print_table, stdout
 
 EXAMPLE = """\

@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     values = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
     load_model_configs()
     from mecha_exp.calibration import Request, Training, calibrate, load_subject, train_mask
-    from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+    from mecha_exp.calibration.loader import hash_of_code, hash_of_data
 
     path = find_model(options.model, options.models_dir)
     kinds = _kinds(values.get("kind", f"{FISHER},{GRAM}"))

@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> int:
     if "module" not in values:
         raise ConfigError("module=... is missing: FILE.py:function, which makes the network of the model.")
     from mecha_exp.calibration import load_subject, recalibrate
-    from mecha_exp.calibration.calibrate import check_output
-    from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+    from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+    from mecha_exp.calibration.measurement import check_output
 
     check_output(values["output"], [Path(values["data"])])
     path = find_model(options.model, options.models_dir)

@@ -15,9 +15,9 @@ from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
-from mecha_exp.mergekit.mixtures.reading import Mixture, is_mixture, read_mixture
+from mecha_exp.mergekit.mixtures.reader import Mixture, is_mixture, read_mixture
 from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
-from mecha_exp.mergekit.reading import Configuration, read_configuration
+from mecha_exp.mergekit.reader import Configuration, read_configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.slice_node import SliceBuilder
 from mecha_exp.mergekit.slices import spans_of

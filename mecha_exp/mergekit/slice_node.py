@@ -17,7 +17,7 @@ from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dt
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import ModelNode, Node, call
 from mecha_exp.mergekit.methods import IGNORED, OTHER, Arguments, Values
-from mecha_exp.mergekit.reading import Configuration, Slice
+from mecha_exp.mergekit.reader import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.settings import Setting, first_value
 from mecha_exp.mergekit.vocabulary import RowsOf, Vocabulary

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError, ConfigError, counted, some
-from mecha_exp.mergekit.reading import Configuration, Slice
+from mecha_exp.mergekit.reader import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.tokenizer_settings import UNION, TokenizerSettings, TokenSource
 from mecha_exp.recipe.tokens import require_tokenizer, token_rows

@@ -19,7 +19,7 @@ from mecha_exp.engine.provenance import settings_of, versions
 from mecha_exp.errors import brief
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, Node, calls_of, models_of
-from mecha_exp.mergekit.writing import to_mergekit
+from mecha_exp.mergekit.writer import to_mergekit
 from mecha_exp.publishing.inputs import Input, inputs_of
 from mecha_exp.publishing.licences import Licence
 from mecha_exp.recipe.text import serialize

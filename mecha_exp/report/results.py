@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mecha_exp.errors import counted
 from mecha_exp.lab.points import LEARNED_KEY, SEED_PATH, SET_KEY, SOUP_KEY
-from mecha_exp.report.adaptive import NOTHING
+from mecha_exp.report.adaptive_records import NOTHING
 from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, current, protocol_of
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, RACE_FIDELITY, Record

@@ -17,7 +17,7 @@ from two_experts import INPUTS, write_two_experts
 
 from mecha_exp.app import main
 from mecha_exp.app.search.locks import FileLocks, MySQLLocks
-from mecha_exp.app.search.shared import SharedStudy
+from mecha_exp.app.search.shared_study import SharedStudy
 from mecha_exp.app.search.space import Dimension, Space
 from mecha_exp.app.search.storage import open_shared
 from mecha_exp.app.search.trials import Trial

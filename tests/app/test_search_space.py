@@ -15,7 +15,7 @@ from mecha_exp.app.search.space import Dimension, Space, dimension_of
 from mecha_exp.app.search.study import next_trials
 from mecha_exp.app.search.study_file import STUDY_FILE, open_study_file
 from mecha_exp.app.search.trials import Trial
-from mecha_exp.app.words.quoting import parse
+from mecha_exp.app.words.quotes import parse
 
 pytest.importorskip("optuna", minversion="4")
 

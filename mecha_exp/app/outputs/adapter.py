@@ -15,7 +15,7 @@ from mecha_exp.engine import EngineOptions, Job, merge_many
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import ModelNode, call
 from mecha_exp.peft.extraction import extract_adapter, require_rank
-from mecha_exp.peft.writing import require_adapter_folder
+from mecha_exp.peft.writer import require_adapter_folder
 from mecha_exp.sources.search import find_model
 
 RANK = "rank"

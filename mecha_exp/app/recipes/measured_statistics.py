@@ -89,8 +89,8 @@ class _Measurement:
 
     def path(self, index: int) -> Path:
         """The file of an expert's statistics: named by all that decides its content."""
-        from mecha_exp.calibration.calibrate import code_version
-        from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+        from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+        from mecha_exp.calibration.measurement import code_version
 
         those = range(len(self.models)) if self.kind == "along_merge" else (index,)
         facts = {
@@ -110,7 +110,7 @@ class _Measurement:
     def request(self, index: int) -> Any:
         """What is measured of an expert. Models are named without folders, so files are alike anywhere."""
         from mecha_exp.calibration import Request
-        from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+        from mecha_exp.calibration.loader import hash_of_code, hash_of_data
 
         names = [name for name in ("labels", "seed", "memory") if name in self.settings]
         module = self.settings.get("module")
@@ -151,7 +151,7 @@ def _measured(mapping: Mapping[str, Any], folders: Sequence[Path]) -> list[Path]
 def _measure_along_merge(measurement: _Measurement, paths: Sequence[Path]) -> None:
     """Measure all experts along their merge, and write their Gram matrices."""
     from mecha_exp.calibration import Expert, calibrate_along_merge
-    from mecha_exp.calibration.sequential import blocks_of
+    from mecha_exp.calibration.sequential_grams import blocks_of
 
     with ExitStack() as stack:
         experts = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.search.samplers import Sampler
-from mecha_exp.app.search.shared import Entry, SharedStudy
+from mecha_exp.app.search.shared_study import Entry, SharedStudy
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.study import next_trials
 from mecha_exp.app.search.study_file import open_study_file

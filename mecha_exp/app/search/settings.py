@@ -12,13 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.batch import MOST_POINTS, plan_batches
 from mecha_exp.app.point import Point
-from mecha_exp.app.search.known import known_trials
+from mecha_exp.app.search.known_results import known_trials
 from mecha_exp.app.search.samplers import checked_sampler, require_optuna
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.storage import open_shared
 from mecha_exp.app.sweep.settings import checked_count, require_numbered_folders
-from mecha_exp.app.words.plain import resolved
+from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, counted, did_you_mean, prefixed
 from mecha_exp.evaluation import Scoring

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from mecha_exp.app.recipes.templates import MERGEKIT, first_seed_of, is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.app.words.plain import resolved
+from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SEED_PATH, SUBSET_KEY, Setting

@@ -17,7 +17,7 @@ from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
 from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose
 from mecha_exp.mergekit.mixtures.config import config_json
 from mecha_exp.mergekit.mixtures.gates import gates
-from mecha_exp.mergekit.mixtures.reading import Expert, Mixture
+from mecha_exp.mergekit.mixtures.reader import Expert, Mixture
 from mecha_exp.mergekit.references import Reference, StoredModel
 
 _KEYS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.report.adaptive import GRADIENT, GREEDY_SOUP
+from mecha_exp.report.adaptive_records import GRADIENT, GREEDY_SOUP
 from mecha_exp.report.factors import KEYS
 from mecha_exp.report.figures.adaptive import learned_weights, learning_curves, soup_so_far
 from mecha_exp.report.figures.blocks import block_importance, block_values, block_weights, has_block_ablation

@@ -20,8 +20,8 @@ from mecha_exp.checkpoint.quantisation import (
 )
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.quantised.lookup import LookupTensor
-from mecha_exp.sources.quantised.packed import AwqTensor, GptqTensor
-from mecha_exp.sources.quantised.scaled import BITSANDBYTES_STEP, ScaledTensor
+from mecha_exp.sources.quantised.packed_weights import AwqTensor, GptqTensor
+from mecha_exp.sources.quantised.scaled_weights import BITSANDBYTES_STEP, ScaledTensor
 from mecha_exp.sources.quantised.tensor import QuantisedTensor
 from mecha_exp.sources.source import Source
 from mecha_exp.system.byte_cache import ByteCache

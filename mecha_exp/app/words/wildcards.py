@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from mecha_exp.app.words.quoting import KEY
+from mecha_exp.app.words.quotes import KEY
 from mecha_exp.errors import ConfigError, did_you_mean
 
 ANY = "$"

@@ -22,7 +22,7 @@ from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.trials import KNOWN, Trial
 from mecha_exp.app.sweep.hyperparameters import GROUP
-from mecha_exp.app.words.plain import entry
+from mecha_exp.app.words.plain_data import entry
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.lab.points import Setting

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mecha_exp.app.words.quoting import joined, quoted, shell_word
+from mecha_exp.app.words.quotes import joined, quoted, shell_word
 from mecha_exp.errors import ConfigError, brief, nearest
 
 PROGRAM = "python -m mecha_exp"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mecha_exp.app.words.blocks import BLOCKS, apart, block_words
-from mecha_exp.app.words.each import hide_stars
-from mecha_exp.app.words.foreign import explain_bare, explain_flag, explain_value
-from mecha_exp.app.words.quoting import parse, quoted, split, with_home
+from mecha_exp.app.words.quotes import parse, quoted, split, with_home
+from mecha_exp.app.words.slips import explain_bare, explain_flag, explain_value
+from mecha_exp.app.words.wildcards import hide_stars
 from mecha_exp.errors import CheckpointError, ConfigError, Problems
 
 OPEN_NODES = (BLOCKS, "evaluator", "sweep.options")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mecha_exp.calibration.calibrate import Advance, Request, calibrate
+from mecha_exp.calibration.measurement import Advance, Request, calibrate
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, open_stored
 from mecha_exp.engine import Job, merge_many

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.recipes.templates import MERGEKIT
-from mecha_exp.app.words.plain import REFERENCE, as_written, entry
-from mecha_exp.app.words.quoting import shell_word
+from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
+from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mecha_exp.calibration.bundled import BUNDLED
+from mecha_exp.calibration.bundled_subjects import BUNDLED
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, is_arithmetic
 from mecha_exp.checkpoint.sidecars import CONFIG

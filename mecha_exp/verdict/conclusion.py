@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mecha_exp.verdict import wording
+from mecha_exp.verdict import sentences
 from mecha_exp.verdict.candidates import Candidate, Direction, comparable
 from mecha_exp.verdict.choice import best, cross_validated, minimum_detectable_difference
 from mecha_exp.verdict.comparisons import Family, columns, independent_family, selected_family
@@ -129,10 +129,10 @@ def conclude(
         return replace(panels, notes=tuple(dict.fromkeys(notes)))
     chosen = _best_of_recipes(question, panels.selection)
     families = _families(question, panels, [*chosen.values()])
-    notes += wording.limits(
+    notes += sentences.limits(
         panels.selection, question.places(panels.selection), direction, panels.selected_on
     )
-    notes += wording.limits_of_report(panels.reported, panels.reported_on, base, separate=panels.separate)
+    notes += sentences.limits_of_report(panels.reported, panels.reported_on, base, separate=panels.separate)
     if (count := len(question.places(panels.selection))) > MOST_COMPARED and len(families[-1].pairs):
         notes.append(
             f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are "
@@ -191,8 +191,8 @@ def _best_place(question: _Question, selection: Panel) -> int:
 def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: list[str]) -> Panel | None:
     """The outcomes of points and measured inputs on a split; None where there are none."""
     inputs = [model for model in question.inputs if split in model.outcomes]
-    candidates, sentences = comparable([*points, *inputs], split)
-    notes += sentences
+    candidates, remarks = comparable([*points, *inputs], split)
+    notes += remarks
     return Panel.of(candidates, split) if candidates else None
 
 
@@ -230,9 +230,9 @@ def _measure(
         panels.reported, names, question.direction, seed=question.seed
     )
     for family in families:
-        places, sentences = usable_experts(family.panel, experts, question.direction)
+        places, remarks = usable_experts(family.panel, experts, question.direction)
         if family.split == panels.reported_on and (experts or names):
-            notes += sentences
+            notes += remarks
         measured = measure(
             family.panel, family.pairs, places, resamples=question.resamples, seed=question.seed
         )
@@ -285,7 +285,7 @@ def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:
     sweep = {point.name for point in question.points}
     eligible = [s for s in scores if s.split == selected_on and s.point in sweep]
     eligible = [s for s in eligible if math.isfinite(s.overall.value)]
-    notes = wording.limits_of_numbers(question.points, selected_on, [s.point for s in eligible])
+    notes = sentences.limits_of_numbers(question.points, selected_on, [s.point for s in eligible])
     empty = Verdict(question.metric, question.direction, selected_on, reported_on, notes=notes)
     if not eligible:
         return empty

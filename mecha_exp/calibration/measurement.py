@@ -19,7 +19,7 @@ from mecha_exp._version import __version__
 from mecha_exp.architectures import Symmetry
 from mecha_exp.calibration.activations import activation_collectors, keys_unseen, symmetries_of
 from mecha_exp.calibration.collectors import Collector, GradientCollector, collectors_of, looking
-from mecha_exp.calibration.partial import Partial
+from mecha_exp.calibration.progress import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter

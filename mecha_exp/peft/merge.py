@@ -20,7 +20,7 @@ from mecha_exp.numbers import is_whole
 from mecha_exp.peft.config import LORA, PeftConfig, config_of
 from mecha_exp.peft.modules import OF_COLUMNS, OF_ROWS, A, B, sorted_modules
 from mecha_exp.peft.sums import Sum, Term
-from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
+from mecha_exp.peft.writer import config_of_ranks, require_adapter_folder, write_adapter
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
 
