@@ -10,8 +10,8 @@ from mecha_exp.cli import VERBS
 PACKAGE = Path(mecha_exp.__file__).parent
 HYDRA_ROOM = PACKAGE / "app" / "hydra"
 NOUNS = {
-    "binding", "counting", "drawing", "learning", "loading", "meaning", "racing", "scoring", "sorting", "staging",
-    "tracking",
+    "binding", "counting", "drawing", "learning", "loading", "meaning", "racing", "scoring", "sorting",
+    "staging", "tracking",
 }  # fmt: skip
 """Nouns of the field that end as participles do."""
 
