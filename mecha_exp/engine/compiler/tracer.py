@@ -17,8 +17,9 @@ from mecha_exp.engine.compiler.recorder import Guard, Recorder
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Trace, Untraceable
 from mecha_exp.engine.ir.calls import Call, Extent
 from mecha_exp.engine.ir.interpreter import TileCall, accumulate, evaluate
+from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import ModelValue
-from mecha_exp.engine.ir.program import Pass, Program, Stage, compile_program
+from mecha_exp.engine.ir.program import Pass, Program, Stage
 from mecha_exp.engine.ir.reductions import is_by_entry, is_ranked, open_accumulator
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
