@@ -20,10 +20,10 @@ from mecha_exp.architectures import Symmetry
 from mecha_exp.calibration.activations import activation_collectors, keys_unseen, symmetries_of
 from mecha_exp.calibration.collectors import Collector, GradientCollector, collectors_of, looking
 from mecha_exp.calibration.progress import Partial
-from mecha_exp.calibration.subject import Subject
+from mecha_exp.calibration.subject import Subject, example_named
 from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
-from mecha_exp.errors import ConfigError, EvaluationError, MechaError
+from mecha_exp.errors import ConfigError
 from mecha_exp.evaluators.common.networks import is_same
 from mecha_exp.sources.statistics import (
     ACTIVATIONS,
@@ -209,16 +209,12 @@ def _measure(
     advance(done)
     with looking(trip):
         for number in range(done, len(subject.examples)):
-            try:
+            with example_named(number):
                 if of_parameters:
                     _add_gradients(subject, of_parameters, request, number)
                 else:
                     with torch.no_grad():
                         subject.logits(subject.examples[number])
-            except MechaError:
-                raise
-            except Exception as error:  # of the user's code
-                raise EvaluationError(f"example {number} fails: {type(error).__name__}: {error}") from error
             advance(1)
             if (number + 1) % request.chunk == 0:
                 partial.save(group, trip, number + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -30,9 +30,9 @@ from mecha_exp.calibration.measurement import (
     write_statistics,
 )
 from mecha_exp.calibration.progress import Partial
-from mecha_exp.calibration.subject import Subject
+from mecha_exp.calibration.subject import Subject, example_named
 from mecha_exp.checkpoint import StateDictSource
-from mecha_exp.errors import ConfigError, EvaluationError, MechaError
+from mecha_exp.errors import ConfigError
 from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.sources.statistics import ALPHA, GRAM, MERGED_FINGERPRINTS, StatisticsHeader, fingerprint
 
@@ -322,12 +322,6 @@ def _measure(expert: Expert, block: nn.Module, collectors: Sequence[Collector], 
         collector.start()
     with looking(collectors), _ending_at(block), torch.no_grad():
         for number, example in enumerate(expert.subject.examples):
-            try:
+            with example_named(number), suppress(_ReachedError):
                 expert.subject.logits(example)
-            except _ReachedError:
-                pass
-            except MechaError:
-                raise
-            except Exception as error:  # of the user's code
-                raise EvaluationError(f"example {number} fails: {type(error).__name__}: {error}") from error
             advance(1)

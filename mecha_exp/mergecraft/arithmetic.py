@@ -44,8 +44,7 @@ class StateDict(dict[str, Tensor]):
     def __add__(self, other: Any) -> StateDict:
         return self._with(other, operator.add)
 
-    def __radd__(self, other: Any) -> StateDict:
-        return self._with(other, operator.add)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> StateDict:
         return self._with(other, operator.sub)
@@ -56,8 +55,7 @@ class StateDict(dict[str, Tensor]):
     def __mul__(self, other: Any) -> StateDict:
         return self._with(other, operator.mul)
 
-    def __rmul__(self, other: Any) -> StateDict:
-        return self._with(other, operator.mul)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> StateDict:
         return self._with(other, operator.truediv)
