@@ -98,7 +98,7 @@ def test_a_block_ablation_sets_each_block_of_the_model_apart(app, folder):
     names = [r["name"] for r in records(sweep_of(folder))]
     assert names == ["task_arithmetic", "block=conv1", "block=conv2", "block=fc1", "block=fc2"]
     whole, without = (load_file(sweep_of(folder) / str(n) / "model.safetensors") for n in (0, 1))
-    base = load_file(Path(__file__).parents[2] / "examples" / "digits" / "base.safetensors")
+    base = load_file(Path(__file__).parents[3] / "examples" / "digits" / "base.safetensors")
     assert torch.equal(without["conv1.weight"], base["conv1.weight"])
     assert torch.equal(without["fc1.weight"], whole["fc1.weight"])
 

@@ -10,7 +10,7 @@ import pytest
 
 from mecha_exp.app.words.blocks import block_words
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 MODELS = ("base", "expert_0_3", "expert_4_6")
 HARD_NAMES = ("dream shaper (v8), pruned=1", "[Lah] it's", "été ~ 50%", "{a}", "a,b", "-x", "$x & y; 'z'")
 PLAN = "debug=plan"

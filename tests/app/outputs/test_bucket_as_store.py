@@ -8,7 +8,7 @@ import pytest
 from mecha_exp.app.workbench import _workbench
 from mecha_exp.runs.query import find_runs
 
-PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
+PAGE = Path(__file__).parents[3] / "docs" / "studies.md"
 COMMAND = next(
     line.removeprefix("python -m mecha_exp ").split()
     for line in PAGE.read_text(encoding="utf-8").splitlines()

@@ -25,7 +25,7 @@ from mecha_exp.errors import ConfigError, StoreError
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SPACE = Space((Dimension("a", low=0, high=1),), {"": {"a": "0"}})
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mecha_exp import serialize, weighted_sum
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
 
 def _model(path: Path, **shapes: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ import yaml
 
 from mecha_exp.app.sweep.meanings import different_meanings
 
-RECIPES = Path(__file__).parents[2] / "conf" / "recipe"
+RECIPES = Path(__file__).parents[3] / "conf" / "recipe"
 ALPHA = (
     "alpha means different things (in ties: strength of the merged task vector; in slerp: part of the way "
     "from a (0) to b (1)). Compare each recipe at its own best alpha, and not rows of equal alpha."

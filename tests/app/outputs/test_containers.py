@@ -14,7 +14,7 @@ from sweep_folders import mlflow_statuses, records
 
 from mecha_exp import CheckpointError, merge, weighted_sum
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 RECIPE = """

@@ -31,7 +31,7 @@ from mecha_exp.runs.outcomes import read_outcomes
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.source import infos_of
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PLUGIN = """
 from pathlib import Path
 from mecha_exp import evaluator, loss

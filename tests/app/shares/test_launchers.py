@@ -138,7 +138,7 @@ def test_a_launcher_that_cannot_be_is_an_error(words, message, app, folder):
 
 
 def test_the_commands_of_the_page_about_clusters_are_composed(app):
-    page = Path(__file__).parents[2] / "docs" / "clusters.md"
+    page = Path(__file__).parents[3] / "docs" / "clusters.md"
     lines = page.read_text(encoding="utf-8").splitlines()
     commands = [line.split()[3:] for line in lines if line.startswith("python") and "launcher=" in line]
 

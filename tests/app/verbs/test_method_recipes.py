@@ -10,7 +10,7 @@ from mecha_exp.cli import info
 from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.method_api.registry import all_methods, resolve_method
 
-FILES = sorted((Path(__file__).parents[2] / "conf" / "recipe").glob("*.yaml"))
+FILES = sorted((Path(__file__).parents[3] / "conf" / "recipe").glob("*.yaml"))
 OTHERWISE = {
     "add_difference": {"c", "clamp_to_ab"},
     "copy_region": {"c"},

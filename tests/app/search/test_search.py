@@ -17,7 +17,7 @@ optuna = pytest.importorskip("optuna", minversion="4")
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from mecha_exp.errors import RecipeError
 from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.random import uniforms
 
-CONF = Path(__file__).parents[2] / "conf"
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+CONF = Path(__file__).parents[3] / "conf"
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 OPTIONS = sorted(
     (path.parent.relative_to(CONF).as_posix(), path.stem)
     for path in CONF.glob("**/*.yaml")

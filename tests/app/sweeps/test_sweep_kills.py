@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sweep_folders import mlflow_statuses
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 POINTS = 30
 KILLS = 10
 CALLS = 8

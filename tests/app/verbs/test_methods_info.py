@@ -16,7 +16,7 @@ from mecha_exp.errors import RecipeError
 from mecha_exp.inspection import methods
 from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
 BUILT_IN = [method for method in all_methods() if method.__wrapped__.__module__.startswith(BUILTIN_METHODS)]
 
 
