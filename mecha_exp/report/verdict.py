@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError, counted
 from mecha_exp.lab.points import SEED_PATH, SET_KEY
-from mecha_exp.report.results import REPLICATE_KEYS, Results, results_from
+from mecha_exp.report.results import REPLICATE_KEYS, Results
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
+from mecha_exp.report.sweep_results import results_from
 from mecha_exp.runs.environment import are_mixed
 from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
 from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json

@@ -19,7 +19,7 @@ from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import MechaError, TrackingError
 from mecha_exp.evaluation.model import Model
 from mecha_exp.report.pareto import chosen_settings
-from mecha_exp.report.results import results_of
+from mecha_exp.report.sweep_results import results_of
 from mecha_exp.runs.files import FILES, add_files, add_files_of_input
 from mecha_exp.runs.outcomes import (
     INPUT,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.report.figures.style import COLOURS, SMALL, new_figure, title
 from mecha_exp.report.results import Results
-from mecha_exp.report.shapley import attributions
 from mecha_exp.report.table import distinct
+from mecha_exp.report.why.shapley import attributions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

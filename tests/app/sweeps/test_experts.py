@@ -13,7 +13,7 @@ from sweep_folders import NONE, overrides, records, rows, sweep_of
 from mecha_exp.lab import points as lab
 from mecha_exp.report.export import columns
 from mecha_exp.report.figures import draw_figures
-from mecha_exp.report.results import results_of
+from mecha_exp.report.sweep_results import results_of
 from mecha_exp.report.verdict import concluded_results, intervals
 from mecha_exp.runs.sweep import Sweep
 

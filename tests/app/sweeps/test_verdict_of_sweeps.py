@@ -19,7 +19,7 @@ from mecha_exp.report import verdict as verdict_of_sweeps
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_tables
 from mecha_exp.report.verdict import conclusion, footnotes, intervals, verdict_of, write_verdict
-from mecha_exp.report.why import reasons_of
+from mecha_exp.report.why.effects import reasons_of
 from mecha_exp.runs.outcomes import INPUT, POINT, ModelOutcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import Sweep

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.report.results import MISSING, Results
-from mecha_exp.report.shapley import Attribution, attributions
 from mecha_exp.report.verdict import candidates_of, splits_of
+from mecha_exp.report.why.shapley import Attribution, attributions
 from mecha_exp.runs.outcomes import ModelOutcomes
 from mecha_exp.runs.values import ALL_DIGITS, as_text
 

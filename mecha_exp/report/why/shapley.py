@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import EvaluationError
-from mecha_exp.report.factors import KEYS, coalitions_of, players_of, settings_by_other_keys
 from mecha_exp.report.results import Results
 from mecha_exp.report.settings import Setting
 from mecha_exp.report.verdict import candidates_of, inputs_of, splits_of
+from mecha_exp.report.why.factors import KEYS, coalitions_of, players_of, settings_by_other_keys
 from mecha_exp.runs.outcomes import ModelOutcomes
 
 if TYPE_CHECKING:
