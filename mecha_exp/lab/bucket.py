@@ -224,7 +224,7 @@ class _Bucket:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn the error of a file system, which may be of any kind, into one of ours."""
+        """Turn the error of a file system, which may be of any kind, into a `MechaError`."""
         try:
             yield
         except Exception as error:

@@ -135,7 +135,7 @@ def first_value(settings: Iterable[Setting], key: str, depth: float) -> Scalar |
 
 
 def check_known(config: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """See that the words of a section are known; ConfigError names those that are not."""
+    """Check that the words of a section are known; ConfigError names those that are not."""
     problems = Problems()
     problems.add_all(
         f"{where}: unknown word {word!r}.{did_you_mean(str(word), known)}"

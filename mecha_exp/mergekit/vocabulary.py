@@ -185,7 +185,7 @@ def _numbers(tokenizer: Tokenizer, count: int) -> dict[str, int]:
 def _require_rows(
     tokens: Sequence[str], numbers: Mapping[str, int], donor: Reference, settings: TokenizerSettings
 ) -> None:
-    """See that the model whose tokenizer it is has a row for each token of it."""
+    """Check that a model has a row for each token of its tokenizer."""
     lacking = [repr(token) for token in tokens if token not in numbers]
     if lacking:
         tokens_are = counted(len(lacking), f"token of {donor} is", f"tokens of {donor} are")

@@ -133,7 +133,7 @@ def parse_config(content: Mapping[str, Any], path: Path) -> PeftConfig:
 
 
 def _check_kind(content: Mapping[str, Any], path: Path) -> None:
-    """See that an adapter adds products to weights, and does nothing else."""
+    """Check that an adapter adds products to weights, and does nothing else."""
     kind = str(content.get("peft_type") or "none").upper()
     if kind not in KINDS:
         reason = REASONS.get(kind, "only LoRA, DoRA, LoHa and LoKr are read")

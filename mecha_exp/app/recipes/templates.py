@@ -49,7 +49,7 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
 
 
 def _require_free_names(path: Path, reserved: Sequence[str]) -> None:
-    """See that values of the bench are not taken for values of a document of that name."""
+    """Check that no document is named like a value of the bench, so that neither is taken for the other."""
     documents = load_documents(path)
     clashes = sorted(by_name(documents).keys() & set(reserved)) if len(documents) > 1 else []
     if clashes:

@@ -154,7 +154,7 @@ def _prompts(config: Any, where: str) -> tuple[str, ...]:
 
 
 def _require_prompts(mixture: Mixture) -> None:
-    """See that gates of prompts have some, and that these tell the experts apart."""
+    """Check that gates made of prompts have prompts, and that these tell the experts apart."""
     for expert in mixture.experts:
         mixture.require_prompts(expert)
     prompts = {(expert.positive, expert.negative) for expert in mixture.experts}

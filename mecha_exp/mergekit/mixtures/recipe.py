@@ -103,7 +103,7 @@ def _made(
 
 
 def _require_sizes(base: StoredModel, config: Mapping[str, Any]) -> None:
-    """See that the config.json of the base has the sizes of its weights, by which gates are made."""
+    """Check that the config.json of the base has the sizes of its weights, by which gates are made."""
     inner, hidden = base.infos[_KEYS[1]].shape
     layers = sum(key.endswith(".mlp.gate_proj.weight") for key in base.infos)
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
@@ -117,7 +117,7 @@ def _require_sizes(base: StoredModel, config: Mapping[str, Any]) -> None:
 
 
 def _require_shapes(mixture: Mixture, models: Mapping[Reference, StoredModel]) -> None:
-    """See that all models have the keys and the shapes of the base where experts are taken."""
+    """Check that all models have the keys and the shapes of the base where experts are taken."""
     lacking = [key for key in _KEYS if key not in models[mixture.base].infos]
     if lacking:
         raise ConfigError(f"base_model: {mixture.base} has no '{lacking[0]}', as a Llama or a Qwen has.")
