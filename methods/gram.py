@@ -6,6 +6,7 @@ matrices. A GPU takes as long for eigenvectors in float64 as in float32, so it a
 `python -m bench.polar` measures errors and time.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -22,8 +23,6 @@ MOST_SKEW = 3e-3
 """Cosines between columns, up to which a correction may leave out their squares."""
 BLURRED = 4e-2
 """Beside the largest: vectors of smaller eigenvalues are turned away from the others."""
-MOST_STEPS = 16
-"""After so many, `iterated_root` leaves directions that float32 hardly tells from none to eigenvectors."""
 CONVERGED = 1e-9
 """The change of a step after which one more would change nothing that float32 sees."""
 WINDOW = 32
@@ -81,12 +80,28 @@ def polar_and_sizes(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return u * (s > s.max() * least) @ v.mT, s
 
 
+def polar_and_mean_size(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """U V^T as `polar_and_sizes` gives it, and the mean of the singular values.
+
+    Raises:
+        LinAlgError: a value is not finite.
+    """
+    if not is_by_float64(matrix):
+        factor, s = polar_and_sizes(matrix)
+        return factor, s.mean()
+    if matrix.shape[0] < matrix.shape[1]:
+        factor, mean = polar_and_mean_size(matrix.mT)
+        return factor.mT, mean
+    root, mean = exact_root(matrix)
+    return (matrix.double() @ root).to(matrix), mean.to(matrix)
+
+
 def frame(matrix: Tensor) -> Polar:
     """The nearest matrix with orthonormal columns."""
     if found := polar_factor(matrix):
         return found[0]
     if is_by_float64(matrix):
-        return Polar(matrix, exact_root(matrix))
+        return Polar(matrix, exact_root(matrix)[0].to(matrix))
     u, _, vh = singular_parts(matrix)
     return Polar(u, vh)
 
@@ -177,15 +192,23 @@ def is_by_float64(matrix: Tensor) -> bool:
     return matrix.is_cuda and matrix.dtype == torch.float32 and matrix.numel() > 0
 
 
-def exact_root(a: Tensor) -> Tensor:
-    """(A^T A)^-1/2 in float64 on the directions that float32 tells from none, and 0 on the others."""
-    square = gram(a.double())
-    if (root := iterated_root(square)) is not None:
-        return root.to(a)
+def exact_root(a: Tensor) -> tuple[Tensor, Tensor]:
+    """(A^T A)^-1/2 on the directions that float32 tells from none, 0 on the others; the mean singular value.
+
+    Both are in float64.
+
+    Raises:
+        LinAlgError: a value is not finite.
+    """
+    square, least = gram(a.double()), max(a.shape) * torch.finfo(a.dtype).eps
+    if found := iterated_roots(square, least):
+        root, inverse = found
+        return inverse, root.diagonal().mean()
+    if not bool(square.isfinite().all()):
+        raise torch.linalg.LinAlgError("the input matrix contains non-finite values")
     squares, v = torch.linalg.eigh(square)
     s = squares.clamp_min(0).sqrt()
-    known = s > s.max() * max(a.shape) * torch.finfo(a.dtype).eps
-    return (v * torch.where(known, 1 / s, 0) @ v.mT).to(a)
+    return v * torch.where(s > s.max() * least, 1 / s, 0) @ v.mT, s.mean()
 
 
 def is_long(matrix: Tensor) -> bool:
@@ -217,21 +240,35 @@ def long_parts(matrix: Tensor, count: int | None = None) -> Parts:
     return u.to(matrix), s.to(matrix), v.to(matrix)
 
 
-def iterated_root(square: Tensor) -> Tensor | None:
-    """The inverse root of a positive matrix by products alone; None if eigenvalues differ too much for that.
+def iterated_roots(square: Tensor, least: float) -> tuple[Tensor, Tensor] | None:
+    """The root of a positive matrix and its inverse, by products alone; None if eigenvalues differ too much.
 
-    Newton's iteration for the sign in its coupled form: Y and Z become its root and the inverse root.
-    An eigenvalue of x of the largest takes about log(1 / x) / log(9 / 4) steps, and four more.
-    Source: Higham 2008, Functions of Matrices, equation 6.35.
+    Newton and Schulz's iteration for the sign, in the coupled form in which Y and Z become the root and the
+    inverse root. Each step is scaled by the least eigenvalue that there may be, which halves their number.
+
+    Args:
+        square: the matrix, in float64.
+        least: beside the largest root of an eigenvalue, the smallest for which the steps do.
+
+    Source: Higham 2008, Functions of Matrices, equation 6.35; Chen & Chow 2014 for the scaling.
     """
-    size = torch.linalg.matrix_norm(square)
-    y, z, one = square / size, torch.eye(len(square)).to(square), torch.eye(len(square)).to(square)
-    for _ in range(MOST_STEPS):
-        turn = 1.5 * one - 0.5 * z @ y
+    one = torch.eye(len(square)).to(square)
+    norm = torch.linalg.matrix_norm(square)
+    size = torch.minimum(norm, torch.linalg.matrix_norm(square, torch.inf))  # the largest is at most that
+    share = float(norm**2 / square.trace() / size)  # and at least the norm's square over the trace
+    if not 0 < share < math.inf:
+        return None
+    least *= math.sqrt(share)
+    y, z, done = square / size, one, False
+    while not done:
+        done = 1 - least < CONVERGED
+        scale = math.sqrt(3 / (1 + least + least**2))
+        turn = torch.addmm(one, z, y, beta=1.5 * scale, alpha=-0.5 * scale**3)
         y, z = y @ turn, turn @ z
-        if float((turn - one).abs().amax()) < CONVERGED:
-            return z / size.sqrt()
-    return None
+        least = 0.5 * scale * least * (3 - (scale * least) ** 2)
+    if not bool((turn - one).abs().amax() < CONVERGED):
+        return None
+    return y * size.sqrt(), z / size.sqrt()
 
 
 def spectrum(matrix: Tensor) -> Spectrum | None:

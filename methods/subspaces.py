@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Node, Parameter, Return, factor, merge_method
-from mecha_exp.methods.gram import exact_parts, frame, largest_parts, polar_and_sizes
+from mecha_exp.methods.gram import exact_parts, frame, largest_parts, polar_and_mean_size
 from mecha_exp.methods.linear import add_merged, difference, n_average, plus, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Small, Task, check_task
 from mecha_exp.methods.reductions import whole_share
@@ -48,8 +48,8 @@ def flattened(total: Model, variant: Parameter(str), **kwargs: Any) -> Return(Te
     """mean(S) U V^T of a matrix; nothing for what is not decomposed, see `is_decomposed`."""
     if not is_decomposed(total.shape, variant, kwargs["key"]):
         return ()
-    factor, sizes = polar_and_sizes(total.flatten(1))
-    return (sizes.mean() * factor,)
+    factor, mean = polar_and_mean_size(total.flatten(1))
+    return (mean * factor,)
 
 
 @merge_method(register=False)

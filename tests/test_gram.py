@@ -243,6 +243,9 @@ def test_what_a_gpu_does_in_float64_is_right_too(kind, monkeypatch):
     factor, sizes = gram.polar_and_sizes(a)
     torch.testing.assert_close(factor.double(), expected, atol=2e-5, rtol=0)
     torch.testing.assert_close(sizes.double(), s, atol=1e-5 * float(s[0]), rtol=0)
+    factor, mean = gram.polar_and_mean_size(a)
+    torch.testing.assert_close(factor.double(), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(mean.double(), s.mean(), rtol=1e-6, atol=0)
     framed = gram.frame(a)
     torch.testing.assert_close(framed.whole().double(), expected, atol=5e-5, rtol=0)
     left, values, right = gram.largest_parts(a, 50)
@@ -252,7 +255,10 @@ def test_what_a_gpu_does_in_float64_is_right_too(kind, monkeypatch):
 
 
 def test_the_root_by_products_is_left_where_eigenvalues_differ_too_much():
-    even = gram.gram(drawn(900, 200))
-    root = gram.iterated_root(even)
-    torch.testing.assert_close(root @ even @ root, torch.eye(200).double(), atol=1e-9, rtol=0)
-    assert gram.iterated_root(gram.gram(decaying(900, 200, least=1e-3))) is None
+    for even in (drawn(900, 200), drawn(200, 200), decaying(900, 200, least=1e-3)):
+        square = gram.gram(even)
+        root, inverse = gram.iterated_roots(square, least=1e-4)
+        torch.testing.assert_close(root @ root, square, atol=1e-9 * float(square.abs().max()), rtol=0)
+        torch.testing.assert_close(inverse @ square @ inverse, torch.eye(200).double(), atol=1e-6, rtol=0)
+    assert gram.iterated_roots(gram.gram(decaying(900, 200, least=1e-5)), least=1e-4) is None
+    assert gram.iterated_roots(torch.zeros(9, 9).double(), least=1e-4) is None

@@ -34,6 +34,11 @@ class Residence:
         with self._lock:
             return dict(self._tiles.get(key, {}))
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes could be kept now."""
+        with self._lock:
+            return nbytes <= self._room
+
     def keep(self, key: Hashable, place: Place, tile: torch.Tensor) -> None:
         """Keep a tile that has arrived, if there is room."""
         with self._lock:

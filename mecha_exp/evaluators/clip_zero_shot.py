@@ -61,7 +61,8 @@ def _check(shapes: Shapes, context: Context, options: Options) -> None:
         ModelFolder(texts).check_vocabulary(shapes)
     else:
         check_text_model(texts, encoder.width, f"{encoder.kind} of {folder.path}")
-    check_network(folder, shapes, encoder.kind, device=options["device"], dtype=options["dtype"])
+    place = {"device": options["device"], "dtype": options["dtype"], "context": context}
+    check_network(folder, shapes, encoder.kind, **place)
     of_texts = folder if options["text_model"] is None else ModelFolder(texts)
     for task in sets:
         check_lengths(texts, of_texts, words[task], sentences[task])

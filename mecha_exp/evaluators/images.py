@@ -143,7 +143,9 @@ def images(
     shots, drawing = shots_of(options), Drawing.of(options, pipeline_folder(context, model))
     if examples is not None:
         shots = tuple(shots[place] for place in examples[TASK])
-    arrays = drawing.draw(state_dict, context, places=None if examples is None else examples[TASK])
+        arrays = drawing.draw(state_dict, context, places=examples[TASK])
+    else:
+        arrays = (drawing.of_model if distances else drawing.draw)(state_dict, context)
     words = [shot.prompt for shot in shots]
     scores = scores_of([Image.fromarray(array) for array in arrays], words, options, context.offline)
     metrics = {name: float(values.mean()) for name, values in scores.items() if name != SCORER}

@@ -96,6 +96,16 @@ def test_one_component_is_merged_into_the_rest_of_a_pipeline(folder):
     assert of_unet.files == whole.files
 
 
+def test_one_component_is_measured_after_whole_pipelines(folder):
+    unet = load_file(folder / "merged/unet/diffusion_pytorch_model.safetensors")
+    settings = {"model": str(folder / "merged"), "distances": False, "clip": str(folder / "clip")}
+
+    whole = measured(folder, **settings)
+    of_unet = measured(folder, unet, component="unet", **settings)
+
+    assert of_unet.files == whole.files
+
+
 def test_weights_under_older_names_are_loaded_by_the_library(folder):
     """The attention of VAEs from before diffusers 0.15 has other names."""
     old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
@@ -110,6 +120,28 @@ def test_weights_under_older_names_are_loaded_by_the_library(folder):
     assert (
         measured(folder, renamed, distances=False, clip=str(folder / "clip")).files == measured(folder).files
     )
+
+
+def test_the_pictures_of_an_input_are_drawn_once(folder, monkeypatch):
+    from mecha_exp.evaluators.pictures import drawing
+
+    drawn: list[str] = []
+    draw = drawing.Drawing._one
+    monkeypatch.setattr(
+        drawing.Drawing, "_one", lambda self, made, shot: drawn.append(shot.name) or draw(self, made, shot)
+    )
+    drawing._of_input.cache_clear()
+    a, b = (numbers_of(folder / name) for name in "ab")
+
+    first = measured(folder, a)
+    assert len(drawn) == 2 * len(first.files)
+    second = measured(folder, b)
+    assert len(drawn) == 2 * len(first.files)
+    between = measured(folder, {key: torch.lerp(a[key], b[key], 1e-3) for key in a})
+    assert len(drawn) == 3 * len(first.files)
+
+    assert first.metrics["distance/a"] == second.metrics["distance/b"] == 0
+    assert first.metrics["distance/b"] == second.metrics["distance/a"] > between.metrics["distance/a"] > 0
 
 
 class Stopped(Exception):

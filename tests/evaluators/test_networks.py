@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation import Context
 from mecha_exp.evaluators.common import check_network, model_folder, module_network, network
-from mecha_exp.evaluators.common.networks import _slot
+from mecha_exp.evaluators.common.networks import _slot, places_of
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
@@ -74,6 +74,39 @@ def test_each_model_gives_the_logits_that_the_library_gives(name: str, tmp_path:
             logits = module(TOKENS).logits
 
         assert torch.equal(logits, loaded(TOKENS).logits)
+
+
+def test_a_network_whose_keys_the_library_renames_is_built_once(tmp_path: Path, monkeypatch):
+    from tiny_vision import save_vit
+
+    from mecha_exp.evaluators.common.loading import Loader
+
+    _slot.cache_clear()
+    loaded, load = [], Loader.load
+    monkeypatch.setattr(Loader, "load", lambda self, given: loaded.append(self.kind) or load(self, given))
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    for seed in (1, 2, 1):
+        folder = save_vit(tmp_path / str(seed), seed)
+        theirs = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+
+        with network(
+            model_folder(Context(inputs={"a": tmp_path / "1"})),
+            weights(folder),
+            "AutoModelForImageClassification",
+        ) as module:
+            assert torch.equal(module(pixels).logits, theirs(pixels).logits)
+
+    assert loaded == ["AutoModelForImageClassification"]
+
+
+def test_a_tensor_that_is_turned_in_place_is_not_the_stored_one():
+    weight = torch.arange(9.0).reshape(3, 3)
+    layer = torch.nn.Linear(3, 3, bias=False)
+    layer.load_state_dict({"weight": weight.T}, assign=True)
+
+    assert layer.weight.data_ptr() == weight.data_ptr()
+    assert places_of(layer, {"weight": weight}) is None
+    assert places_of(layer, {"weight": weight.T}) == {"weight": "weight"}
 
 
 @pytest.mark.parametrize("tied", [False, True])

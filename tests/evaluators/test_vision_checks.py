@@ -136,6 +136,17 @@ def test_what_does_not_fit_is_said_before_anything_is_merged(folder, tmp_path, n
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(("name", "model"), [(CLASSIFIER, "vit"), (CLIP, "clip")])
+def test_a_gpu_must_have_room_for_all_of_its_workers(folder, name, model, monkeypatch):
+    needed = sum(tensor.nbytes for tensor in state_dict(folder / model).values())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * needed - 1, 80_000_000_000))
+
+    text = said(folder, name, model, data=str(folder / "data/pets"), device="cuda:0", workers=2)
+
+    assert f"the weights of 2 workers need {2 * needed:,} bytes, and {2 * needed - 1:,} are free" in text
+
+
 def said(folder: Path, name: str, model: str, /, **settings: object) -> str:
     """The error of the checks before a merge, for the shapes of the weights alone."""
     shapes = {key: tuple(tensor.shape) for key, tensor in state_dict(folder / model).items()}

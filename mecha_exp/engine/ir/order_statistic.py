@@ -58,19 +58,36 @@ class Bracket(NamedTuple):
 def sort_key(values: torch.Tensor) -> torch.Tensor:
     """Integers that sort like the floats; NaN maps to the largest."""
     whole = torch.int32 if values.dtype.itemsize == 4 else torch.int64
-    return _turned(values.view(whole)).masked_fill(values.isnan(), torch.iinfo(whole).max)
+    most = torch.iinfo(whole).max
+    if values.device.type != "cpu":
+        return _turned(values.view(whole)).masked_fill(values.isnan(), most)
+    floats = values.numpy()  # which takes a third of the time for small tensors
+    keys = _turned(floats.view(f"i{floats.itemsize}"))
+    keys[np.isnan(floats)] = most
+    return torch.from_numpy(keys)
 
 
 def from_sort_key(key: int, dtype: torch.dtype) -> torch.Tensor:
     """The float of a sort key."""
-    whole = torch.int32 if dtype.itemsize == 4 else torch.int64
-    return _turned(torch.tensor(key, dtype=whole)).view(dtype)
+    return torch.from_numpy(_turned(np.array([key], f"i{dtype.itemsize}"))).view(dtype)[0]
 
 
-def _turned(bits: torch.Tensor) -> torch.Tensor:
+def _turned(bits: Any) -> Any:
     """The bits of negative floats in the opposite order; done twice it undoes itself."""
-    sign = bits >> (8 * bits.dtype.itemsize - 1)
-    return bits ^ (sign & torch.iinfo(bits.dtype).max)
+    size = 8 * bits.dtype.itemsize - 1
+    return bits ^ ((bits >> size) & ((1 << size) - 1))
+
+
+def count_numbers(keys: torch.Tensor) -> int:
+    """How many sort keys are those of numbers."""
+    most = torch.iinfo(keys.dtype).max
+    return int(np.count_nonzero(keys.numpy() != most) if keys.device.type == "cpu" else (keys != most).sum())
+
+
+def of_rank(keys: torch.Tensor, rank: int) -> int:
+    """The sort key of a rank, 1 being the smallest; a GPU sorts faster than it counts."""
+    on_cpu = keys.device.type == "cpu"
+    return _ranked(keys.numpy(), rank - 1)[0] if on_cpu else int(keys.sort().values[rank - 1])
 
 
 def passes_needed(dtype: torch.dtype) -> int:
@@ -109,6 +126,14 @@ def in_whole_blocks(spans: Sequence[Span], count: int, block: int) -> list[Span]
             begin = joined.pop()[0]
         joined.append((begin, end))
     return joined
+
+
+def entries_of(spans: Sequence[Span]) -> torch.Tensor:
+    """The places of all entries of some ranges, in order."""
+    starts, stops = np.asarray(spans, np.int64).reshape(-1, 2).T
+    lengths = stops - starts
+    skipped = starts - np.cumsum(lengths) + lengths  # entries before each range that belong to none
+    return torch.from_numpy(np.repeat(skipped, lengths) + np.arange(lengths.sum()))
 
 
 def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Bracket:

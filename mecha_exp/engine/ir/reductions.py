@@ -24,8 +24,11 @@ from mecha_exp.engine.ir.order_statistic import (
     Keys,
     as_state,
     bracket_from_sample,
+    count_numbers,
+    from_sort_key,
     from_state,
     is_found,
+    of_rank,
     partition,
     passes_needed,
     sort_key,
@@ -173,12 +176,17 @@ class Ranked(Accumulator):
         self._everything = Bracket.everything(dtype)
         self.bracket = self._everything if state is None else from_state(state) or Bracket(0, -1)
         self._candidates = Candidates(self.bracket, count)
+        self._all: torch.Tensor | None = None  # the sort keys, where all are there at once
 
     def add(self, start: int, results: Sequence[torch.Tensor]) -> None:
         (values,) = results
         keys = sort_key(values.to(self._dtype))
-        on_cpu = keys.device.type == "cpu"
-        self.collect(*(partition(keys.numpy(), self.bracket) if on_cpu else split(keys, self.bracket)))
+        if len(keys) == self._count and self.state is None:
+            self._all = keys
+        elif keys.device.type == "cpu":
+            self.collect(*partition(keys.numpy(), self.bracket))
+        else:
+            self.collect(*split(keys, self.bracket))
 
     def collect(self, below: int, no_numbers: int, at_low: int, at_high: int, keys: Keys) -> None:
         """Add a tile's counts and the elements inside the bracket; see `Candidates.add`."""
@@ -188,11 +196,12 @@ class Ranked(Accumulator):
     def finish(self, hyperparameters: dict[str, object], dtype: torch.dtype) -> torch.Tensor:
         if self.state is not None and is_found(self.state):
             return self.state
-        assert self._method.rank is not None
+        if self._all is not None:
+            return self._element_of(self._all, hyperparameters, dtype)
         candidates = self._candidates
         seen = self._count if self.state is not None else candidates.count + candidates.no_numbers
         numbers = self._count - round(candidates.no_numbers * (self._count / seen))
-        rank = max(self._method.rank(numbers, **hyperparameters), 1)
+        rank = self._rank(numbers, hyperparameters)
         if seen < self._count:
             return as_state(
                 bracket_from_sample(candidates.collected(), rank / max(numbers, 1), self._everything), dtype
@@ -200,6 +209,20 @@ class Ranked(Accumulator):
         if rank > numbers:
             return torch.tensor(torch.inf, dtype=dtype)
         return as_state(candidates.find(rank, self._everything), dtype)
+
+    def _rank(self, numbers: int, hyperparameters: dict[str, object]) -> int:
+        assert self._method.rank is not None
+        return max(self._method.rank(numbers, **hyperparameters), 1)
+
+    def _element_of(
+        self, keys: torch.Tensor, hyperparameters: dict[str, object], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The element of the rank among all sort keys."""
+        numbers = count_numbers(keys)
+        rank = self._rank(numbers, hyperparameters)
+        if rank > numbers:
+            return torch.tensor(torch.inf, dtype=dtype)
+        return from_sort_key(of_rank(keys, rank), dtype)
 
 
 class RankedOverKeys(Ranked):
@@ -319,11 +342,11 @@ def lane_sums(terms: torch.Tensor) -> np.ndarray:
     padded = torch.nn.functional.pad(terms, (0, -terms.shape[1] % STRIP))
     entries = padded.view(len(terms), -1, STRIP // LANES, LANES)
     lanes = torch.zeros(*entries.shape[:2], LANES, dtype=lane_dtype(terms.dtype), device=terms.device)
-    for entry in range(STRIP // LANES):
-        lanes += entries[:, :, entry]
+    for entry in entries.unbind(2):
+        lanes += entry
     total = torch.zeros(len(terms), LANES, dtype=torch.float64, device=terms.device)
-    for strip in range(lanes.shape[1]):
-        total += lanes[:, strip]
+    for strip in lanes.unbind(1):
+        total += strip
     sums: np.ndarray = folded(total.T.cpu().numpy())
     return sums
 

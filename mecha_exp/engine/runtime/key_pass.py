@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 
 import numpy as np
@@ -14,7 +14,7 @@ from mecha_exp.checkpoint import round_to, torch_dtype
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.interpreter import accumulate, check_count, evaluate
-from mecha_exp.engine.ir.order_statistic import Span
+from mecha_exp.engine.ir.order_statistic import Span, entries_of
 from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.ir.reductions import WIDE_COLUMNS, Accumulator, block_of, is_by_entry
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output
@@ -82,7 +82,7 @@ class KeyPass:
         self._place = (key.key, part.expert)
         self._small = self._small_values()
         self._there = context.residence.of(self._place) if self._device != CPU else {}
-        self._read_again = frozenset() if pass_.sampled else read_again
+        self._read_again = read_again if not pass_.sampled or self._may_stay() else frozenset()
 
     @property
     def block(self) -> int:
@@ -111,6 +111,15 @@ class KeyPass:
         elif self._pass.by_rows and self._device == CPU:
             size = min(size, TILE_OF_ROWS)
         return -(-max(size, block) // block) * block
+
+    def _may_stay(self) -> bool:
+        """Whether the inputs of a sample are read whole, and stay on the device for the passes after it.
+
+        They are read in one piece then, not in hundreds, and only once.
+        """
+        nbytes = self._part.stop * sum(dtype.itemsize for dtype in self._spec.stored.values())
+        is_one_tile = self._part.stop <= self._plan.options.tile_elements
+        return self._device != CPU and is_one_tile and self._context.residence.has_room(nbytes)
 
     def run(self, tile: Tile, scratch: Scratch) -> None:
         """Compute a tile, or several together, and write the results."""
@@ -223,13 +232,29 @@ class KeyPass:
             return self._read(node, place, tile, scratch).tensor
         if not isinstance(node, ModelNode):
             return self._cut(node, tile).to(self._device, non_blocking=True)
-        there = node, tile.start, tile.stop
-        stored = None if self._pass.sampled else self._there.get(there)
+        whole = (0, self._part.stop)
+        stays = node in self._read_again or (node, *whole) in self._there
+        if self._pass.sampled and stays:
+            return self._arrived(node, place, [whole], tile, scratch)[self._sampled].to(self._dtype)
+        return self._arrived(node, place, self._places(tile), tile, scratch).to(self._dtype)
+
+    def _arrived(
+        self, node: ModelNode, place: object, spans: Sequence[Span], tile: Tile, scratch: Scratch
+    ) -> torch.Tensor:
+        """Some elements of a model on the device, as they are stored."""
+        there = (node, *spans[0]) if len(spans) == 1 else None
+        stored = self._there.get(there) if there else None
         if stored is None:
-            stored = self._read_stored(node, place, tile, scratch).tensor.to(self._device, non_blocking=True)
-            if node in self._read_again:
+            read = self._read_stored(node, place, tile, scratch, spans)
+            stored = read.tensor.to(self._device, non_blocking=True)
+            if there and node in self._read_again:
                 scratch.after(partial(self._context.residence.keep, self._place, there, stored))
-        return stored.to(self._dtype)
+        return stored
+
+    @cached_property
+    def _sampled(self) -> torch.Tensor:
+        """The places of a sample's elements, on the device."""
+        return entries_of(self._spans).to(self._device)
 
     def _accumulate(
         self, reductions: Iterable[MergeNode], values: Mapping[Node, torch.Tensor], tile: Tile
@@ -254,11 +279,20 @@ class KeyPass:
         parts = [self._values[node].view(-1)[start:stop] for start, stop in self._places(tile)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _read_stored(self, model: ModelNode, name: object, tile: Tile, scratch: Scratch) -> Buffer:
-        """A tile of a model as it lies in its file."""
-        buffer = scratch.take(name, self._spec.stored[model], tile.stop - tile.start)
+    def _read_stored(
+        self,
+        model: ModelNode,
+        name: object,
+        tile: Tile,
+        scratch: Scratch,
+        spans: Sequence[Span] | None = None,
+    ) -> Buffer:
+        """Elements of a model as they lie in its file: those of the tile, if no others are given."""
+        spans = spans or self._places(tile)
+        count = sum(stop - start for start, stop in spans)
+        buffer = scratch.take(name, self._spec.stored[model], count)
         size, source, begin = buffer.tensor.element_size(), self._plan.sources[model], 0
-        for start, stop in self._places(tile):
+        for start, stop in spans:
             end = begin + (stop - start) * size
             source.read_bytes_into(tile.key, (tile.offset + start) * size, buffer.view[begin:end])
             begin = end

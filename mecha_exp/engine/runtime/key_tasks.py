@@ -183,7 +183,11 @@ class ComputeKey(KeyTask):
 
     def _sampled_spans(self, pass_: Pass) -> list[Span]:
         """The parts of the key that a pass goes through; none where it goes through all of it."""
-        return sample_spans(self._tile.stop, pass_.columns(self._tile.shape)) if pass_.sampled else []
+        if not pass_.sampled:
+            return []
+        if self._device != CPU and self._tile.stop <= self._context.plan.options.tile_elements:
+            return [(0, self._tile.stop)]  # a GPU sorts a tile in less time than a sample takes
+        return sample_spans(self._tile.stop, pass_.columns(self._tile.shape))
 
     def _release(self, node: MergeNode | DeferredCall | None) -> None:
         """Make room: what is not needed after a node of this stage, or after its passes, is gone."""

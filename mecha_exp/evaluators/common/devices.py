@@ -89,8 +89,8 @@ def check_memory(device: torch.device, needed: int, workers: Sequence[str] = ())
         return
     places = Counter({CUDA: f"{CUDA}:0"}.get(name, name) or str(device) for name in workers or ("",))
     for place, copies in places.items():
-        if not place.startswith(CUDA):
-            continue
+        if not place.startswith(CUDA) or (torch.device(place).index or 0) >= torch.cuda.device_count():
+            continue  # what is not there is refused where the devices are read
         free, _ = torch.cuda.mem_get_info(torch.device(place))
         if copies * needed > free:
             key = "device" if place == str(device) else "devices"

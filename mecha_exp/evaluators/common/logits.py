@@ -28,11 +28,10 @@ def compare(theirs: Tensor, ours: Tensor, counts: Tensor) -> tuple[Tensor, Tenso
     terms = torch.where(p.isneginf(), 0.0, p.exp() * (p - q))
     divergence = terms.sum(dim=-1).clamp(min=0.0)  # rounding alone makes it negative
     equal = (theirs[counts].argmax(dim=-1) == ours[counts].argmax(dim=-1)).double()
-    rows = counts.nonzero()[:, 0]
-    total = counts.flatten(start_dim=1).sum(dim=1) if counts.ndim > 1 else counts.long()
 
     def mean(values: Tensor) -> Tensor:
-        return values.new_zeros(len(counts)).index_add_(0, rows, values) / total
+        placed = values.new_zeros(counts.shape).masked_scatter_(counts, values)  # in one order, also on a GPU
+        return placed.reshape(len(counts), -1).sum(dim=1) / counts.reshape(len(counts), -1).sum(dim=1)
 
     return mean(equal), mean(divergence)
 

@@ -238,8 +238,10 @@ def places_of(module: nn.Module, weights: Weights) -> dict[str, str] | None:
     own = module.state_dict()
     places: dict[str, str] = {}
     prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    by_memory = {_memory(tensor): name for name, tensor in own.items() if tensor.numel()}
     for key, tensor in weights.items():
-        names = (key, f"{prefix}{key}", key.removeprefix(prefix))
+        renamed = by_memory.get(_memory(tensor), key)  # as transformers renames those of a ViT
+        names = (renamed, key, f"{prefix}{key}", key.removeprefix(prefix))
         name = next((name for name in names if name in own and own[name].shape == tensor.shape), None)
         if name is None or not is_same(own[name], tensor):
             return None
@@ -253,7 +255,12 @@ def places_of(module: nn.Module, weights: Weights) -> dict[str, str] | None:
 
 def is_same(own: Tensor, tensor: Tensor) -> bool:
     """Whether a tensor of a module has the values of a stored tensor of its shape, in its own dtype."""
-    if own.data_ptr() == tensor.data_ptr():
+    if _memory(own) == _memory(tensor):
         return True
     stored, held = tensor.detach().cpu().to(own.dtype), own.detach().cpu()
     return torch.equal(held.nan_to_num(), stored.nan_to_num())
+
+
+def _memory(tensor: Tensor) -> tuple[object, ...]:
+    """Where the entries of a tensor lie: the same for a tensor of a module that shares those of a model."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

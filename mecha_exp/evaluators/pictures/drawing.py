@@ -109,14 +109,25 @@ class Drawing:
                     drawn[place] = draw(place) if recalled is None else recalled
         return [drawn[place] for place in wanted]
 
+    def of_model(self, weights: Mapping[str, Tensor], context: Context) -> list[Array]:
+        """The pictures of a model; where it is one of the inputs, they are drawn once."""
+        same = next((path for path in context.inputs.values() if _holds(path, weights)), None)
+        pictures = [] if same is None else self._kept_of(same)
+        if not pictures:
+            pictures += self.draw(weights, context)
+        return pictures
+
     def of_input(self, name: str, path: Path, context: Context) -> list[Array]:
         """The pictures of an input, which are drawn once."""
-        pictures = _of_input(path, path.stat().st_mtime_ns, self)
+        pictures = self._kept_of(path)
         if not pictures:
             with open_stored(path) as model:
                 weights = {key: model.read(key) for key in model.keys()}
             pictures += self.draw(weights, context, f"pictures of {name}")
         return pictures
+
+    def _kept_of(self, path: Path) -> list[Array]:
+        return _of_input(path, path.stat().st_mtime_ns, self)
 
     def _one(self, made: Any, shot: Shot) -> Array:
         own = made.scheduler
@@ -140,6 +151,15 @@ class Drawing:
 def _of_input(path: Path, changed: int, drawing: Drawing) -> list[Array]:
     """A place for the pictures of an input."""
     return []
+
+
+def _holds(path: Path, weights: Mapping[str, Tensor]) -> bool:
+    """Whether an input has these weights: nearly always its first tensor tells."""
+    with open_stored(path) as model:
+        return model.keys() == weights.keys() and all(
+            (there := model.read(key)).dtype == tensor.dtype and torch.equal(there, tensor)
+            for key, tensor in weights.items()
+        )
 
 
 def _file(context: Context, work: str, place: int) -> Path | None:

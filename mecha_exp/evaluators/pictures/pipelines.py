@@ -106,7 +106,7 @@ def pipeline(
         ConfigError: the weights do not fit.
     """
     place = chosen_device(device)
-    made = _pipeline(folder.path, (folder.path / INDEX).stat().st_mtime_ns)
+    made = _pipeline(folder.path, (folder.path / INDEX).stat().st_mtime_ns, component)
     with ExitStack() as stack:
         for part in networks_of(folder):
             if component in (None, part.name):
@@ -120,8 +120,8 @@ def pipeline(
 
 
 @lru_cache(maxsize=1)
-def _pipeline(folder: Path, changed: int) -> Any:
-    """The pipeline in a folder, as diffusers loads it."""
+def _pipeline(folder: Path, changed: int, merged: str | None) -> Any:
+    """The pipeline in a folder, as diffusers loads it; points of one component leave the others there."""
     with calm(offline=True):
         from diffusers import DiffusionPipeline
 
