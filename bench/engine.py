@@ -33,10 +33,10 @@ from pathlib import Path
 
 from bench.bars import Reached, verdict
 from bench.cases import MEMORY_VARIABLE, OF_STATISTICS, WORKERS_VARIABLE, touch_memory
-from bench.measured import make_statistics
 from bench.models import make_models, many_keys
 from bench.report import as_for_users, machine, make_parser, save_section, say, table
 from bench.rows import CASES, DATA, EVERY_FAMILY, EVERYTHING, SHARED, Case, chosen_cases
+from bench.statistics_files import make_statistics
 
 REPOSITORY = Path(__file__).parents[1]
 CASES_SCRIPT = Path(__file__).with_name("cases.py")
