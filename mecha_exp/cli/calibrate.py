@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
@@ -28,6 +28,9 @@ from mecha_exp.sources.statistics import (
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.terminal.console import print_line, stdout
+
+if TYPE_CHECKING:
+    from mecha_exp.calibration import Request
 
 EXAMPLE = """\
 settings, as name=value:
@@ -70,8 +73,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     values = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
     load_model_configs()
-    from mecha_exp.calibration import Request, Training, calibrate, load_subject, train_mask
-    from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+    from mecha_exp.calibration import Training, calibrate, load_subject, train_mask
 
     path = find_model(options.model, options.models_dir)
     kinds = _kinds(values.get("kind", f"{FISHER},{GRAM}"))
@@ -79,18 +81,7 @@ def main(arguments: list[str]) -> int:
     started = time.perf_counter()
     with open_stored(path) as stored:
         subject = load_subject(stored, values["data"], values.get("module"), values.get("count"), **texts)
-        names = ("labels", "seed", "positions", "memory", "chunk")
-        limits = {name: values[name] for name in names if name in values}
-        request = Request(
-            kinds,
-            model=str(options.model),
-            model_sha256=content_of(path),
-            data=values["data"],
-            data_sha256=hash_of_data(values["data"]),
-            settings={"module": values["module"]} if "module" in values else {},
-            code=hash_of_code(values.get("module")),
-            **limits,
-        )
+        request = _request(options.model, content_of(path), kinds, values)
         with examples_bar("calibrating", len(subject.examples)) as advance:
             if kinds != (MASK,):
                 header, kept = calibrate(subject, stored, request, values["output"], advance), None
@@ -102,6 +93,23 @@ def main(arguments: list[str]) -> int:
                     )
     _report(header, kept, values["output"], time.perf_counter() - started)
     return 0
+
+
+def _request(model: str, sha256: str, kinds: tuple[str, ...], values: Mapping[str, Any]) -> Request:
+    from mecha_exp.calibration import Request
+    from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+
+    names = ("labels", "seed", "positions", "memory", "chunk")
+    return Request(
+        kinds,
+        model=model,
+        model_sha256=sha256,
+        data=values["data"],
+        data_sha256=hash_of_data(values["data"]),
+        settings={"module": values["module"]} if "module" in values else {},
+        code=hash_of_code(values.get("module")),
+        **{name: values[name] for name in names if name in values},
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
