@@ -16,6 +16,7 @@ from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compare_numbers
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.app.reproduction.sources import restore_plugins
+from mecha_exp.checkpoint import is_file_name
 from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.checkpoint.remote import place_of
 from mecha_exp.engine.code_hash import code_hashes
@@ -177,6 +178,6 @@ def _point(original: Original, recipe: Node, scratch: Path) -> Point:
 def _model_name(original: Original, point: Point) -> str:
     """The name of the reproduced model: a folder if the original was one, else a file."""
     path = (original.config.get("output") or {}).get("path")
-    is_file = point.shard_size is None and (path is None or str(path).endswith(".safetensors"))
+    is_file = point.shard_size is None and (path is None or is_file_name(Path(path)))
     is_file = is_file and not original.is_folder
     return "model.safetensors" if is_file else "model"

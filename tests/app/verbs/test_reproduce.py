@@ -59,6 +59,17 @@ def test_from_its_folder(app, inputs, outcome):
     assert not [p for p in inputs.iterdir() if p.name.startswith(".reproduce")]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_with_the_other_suffix_of_safetensors_is_a_file(app, inputs, outcome, is_there):
+    app(*MERGE, "output.path=merged.sft")
+    if not is_there:
+        (inputs / "merged.sft").unlink()
+
+    status, found = outcome(str(only_run(inputs)))
+
+    assert (status, found["identical"], found["differences"]) == (0, True, [])
+
+
 def test_from_its_folder_where_the_model_was_deleted(app, inputs, outcome):
     app(*MERGE)
     (only_run(inputs) / "model.safetensors").unlink()
