@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mecha_exp
+from mecha_exp.app.words import slips
+from mecha_exp.checkpoint.formats import SUFFIXES
+from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES
 from mecha_exp.cli import VERBS
 
 PACKAGE = Path(mecha_exp.__file__).parent
@@ -46,6 +49,10 @@ def test_a_module_is_called_by_a_noun():
 
     assert {name for name in names - NOUNS if name.endswith(("ing", "ed"))} == set()
     assert names >= NOUNS
+
+
+def test_every_list_of_suffixes_is_that_of_the_table_of_formats():
+    assert {*slips.MODELS} == {*FILE_SUFFIXES} == {*SUFFIXES}
 
 
 def test_no_module_hides_a_public_name():

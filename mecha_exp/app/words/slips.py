@@ -10,7 +10,8 @@ from mecha_exp.app.words.quotes import joined, quoted, shell_word
 from mecha_exp.errors import ConfigError, brief, nearest
 
 PROGRAM = "python -m mecha_exp"
-_MODELS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+"""The suffixes of `checkpoint.formats`, which needs torch: a mistake is named sooner without it."""
 _YAML = (".yml", ".yaml")
 _MEANT = {
     "help": "--help",
@@ -86,9 +87,9 @@ def _explain_file(word: str, words: Sequence[str]) -> str | None:
         return f"{brief(word)} is a recipe. Type: {joined(['python', '-m', 'mecha_exp', 'merge', word])}"
     if suffix in _YAML and (message := mergekit_message(word)):
         return message
-    if suffix not in _MODELS:
+    if suffix not in MODELS:
         return None
-    files = [w for w in words if "=" not in w and Path(w[-255:]).suffix.lower() in _MODELS]
+    files = [w for w in words if "=" not in w and Path(w[-255:]).suffix.lower() in MODELS]
     experts = ",".join(map(quoted, files[1:])) or "b.safetensors"
     meant = ["recipe=weighted_sum"] if len(files) == 2 else []
     meant += [f"models.base={quoted(files[0])}", f"models.experts=[{experts}]"]
@@ -130,7 +131,7 @@ def _explain_recipe(value: str) -> str | None:
             f"recipe={value}: a recipe is chosen by its name. Put the file at FOLDER/recipe/"
             f"{Path(value).name} and type: {PROGRAM} --config-dir FOLDER recipe={Path(value).stem}"
         )
-    if suffix in _MODELS:
+    if suffix in MODELS:
         return (
             f"recipe={value}: this is a model. The merge in its header is done again by: {PROGRAM} merge "
             f"{shell_word(value)}"
