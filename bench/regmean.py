@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.measured import make_statistics
 from bench.models import write_model
 from bench.programs import run_program
 from bench.report import machine, make_parser, publish, table
+from bench.statistics_files import make_statistics
 
 SHAPES: dict[tuple[int, ...], int] = {(1280, 5120): 3, (5120, 1280): 28, (40960, 1280): 1}
 MERGE = """\

@@ -26,10 +26,11 @@ from itertools import chain
 from pathlib import Path
 
 from bench.cases import touch_memory
-from bench.engine import PEERS, Case, Measured, environment
+from bench.engine import PEERS, Measured, environment
 from bench.engine import run as peer_run
 from bench.models import make_models
 from bench.report import as_for_users, machine, make_parser, save_section, say, table
+from bench.rows import Case
 
 REPOSITORY = Path(__file__).parents[1]
 APP = [sys.executable, "-m", "mecha_exp"]

@@ -98,7 +98,7 @@ from .method_api.state_dict import (
     skip_key as skip_key,
 )
 from .peft.extraction import extract_adapter as extract_adapter
-from .peft.merging import merge_adapters as merge_adapters
+from .peft.merge import merge_adapters as merge_adapters
 from .random import uniform as uniform
 from .recipe import (
     build_recipe as build_recipe,

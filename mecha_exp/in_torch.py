@@ -215,12 +215,12 @@ def _check_fits(
             )
 
 
-def _fault_of(own: Tensor, given: Any) -> str:
+def _fault_of(own: Tensor, other: Any) -> str:
     """How a tensor of a module and the one of a source differ, or an empty string."""
-    if not isinstance(given, Tensor):
-        return f"a tensor in the module and {type(given).__name__} in the source"
-    if own.shape != given.shape:
-        return f"{list(own.shape)} in the module and {list(given.shape)} in the source"
-    if own.is_floating_point() != given.is_floating_point():
-        return f"{own.dtype} in the module and {given.dtype} in the source"
+    if not isinstance(other, Tensor):
+        return f"a tensor in the module and {type(other).__name__} in the source"
+    if own.shape != other.shape:
+        return f"{list(own.shape)} in the module and {list(other.shape)} in the source"
+    if own.is_floating_point() != other.is_floating_point():
+        return f"{own.dtype} in the module and {other.dtype} in the source"
     return ""

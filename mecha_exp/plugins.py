@@ -50,7 +50,7 @@ def load_plugins(plugins: Iterable[str] | str) -> None:
 
 
 def _for_each(do: Callable[[str], None], plugins: Iterable[str]) -> None:
-    """Do something with each plugin.
+    """Call a function with each plugin.
 
     Raises:
         ConfigError: all problems together.

@@ -16,7 +16,7 @@ from mecha_exp import (
     merge_method,
     skip_key,
 )
-from mecha_exp.extensions.merge_methods import spread
+from mecha_exp.extensions.merge_methods import counted, spread
 from mecha_exp.methods.linear import add_merged, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small, Weight, Weights
 from mecha_exp.methods.reductions import model_norm
@@ -54,7 +54,7 @@ def _of_each(node: Node, kind: str, models: int) -> list[Node]:
     given = getattr(call.get("kind"), "value", None)
     if given != kind or len(files) != models:
         raise RecipeError(
-            f"statistics: expected statistics(..., kind={kind}) of {models} models, got {node!r}"
+            f"statistics: expected statistics(..., kind={kind}) of {counted(models, 'model')}, got {node!r}"
         )
     return list(files)
 

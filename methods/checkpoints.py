@@ -5,6 +5,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, merge_method
+from mecha_exp.extensions.merge_methods import counted
 from mecha_exp.methods.linear import n_average, weighted_sum, weighted_total
 from mecha_exp.methods.parameters import Alpha, Base, Model, Weight
 
@@ -31,7 +32,9 @@ def lawa(
     Source: LAWA, Kaddour 2022, arXiv:2209.14981.
     """
     if last > len(models):
-        raise RecipeError(f"last: {last} checkpoints are asked for, and {len(models)} are given")
+        raise RecipeError(
+            f"last: {last} checkpoints are asked for, and {counted(len(models), 'is', 'are')} given"
+        )
     return n_average(*models[-last:])
 
 
@@ -75,7 +78,8 @@ def wsm(
     falling = [float(decay)] * steps if isinstance(decay, int | float) else [float(w) for w in decay]
     if len(falling) != steps:
         raise RecipeError(
-            f"decay: {len(falling)} numbers are given for {len(models)} checkpoints. Give one, or {steps}: "
+            f"decay: {counted(len(falling), 'number is', 'numbers are')} given for "
+            f"{counted(len(models), 'checkpoint')}. Give one, or {steps}: "
             "none for the first checkpoint."
         )
     rates = [1.0, *falling, 0.0]

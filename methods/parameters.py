@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError
+from mecha_exp.extensions.merge_methods import counted
 
 Model = Parameter(Tensor)
 Base = Parameter(Tensor, "weight", help="the model that the others were made from")
@@ -43,4 +44,4 @@ def check_task(task: int, models: Sequence[object]) -> None:
         RecipeError: it is not.
     """
     if task >= len(models):
-        raise RecipeError(f"task: {task} is not one of the {len(models)} models, which count from 0")
+        raise RecipeError(f"task: {task} is too high for {counted(len(models), 'model')}: the first one is 0")

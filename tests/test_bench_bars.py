@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 import mecha_exp as mx
 from bench.bars import Bar, Reached, verdict
 from bench.cases import OF_STATISTICS, by_name, measured_methods, with_data
-from bench.engine import CASES, chosen_cases
-from bench.measured import make_statistics
 from bench.peer_cases import BY_METHOD, MERGEKIT, SD_MECHA
 from bench.report import as_for_users
+from bench.rows import CASES, chosen_cases
+from bench.statistics_files import make_statistics
 
 ONE = Reached(seconds=2.0, peak=300_000_000, floor=1.0)
 

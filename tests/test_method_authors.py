@@ -377,7 +377,7 @@ def test_a_zero_sum_elects_no_sign_in_the_paper_of_emr_and_minus_in_its_code():
 
 
 def test_a_task_of_emr_that_is_not_there_is_an_error():
-    with pytest.raises(m.RecipeError, match="task: 3 is not one of the 3 models"):
+    with pytest.raises(m.RecipeError, match="task: 3 is too high for 3 models: the first one is 0"):
         m.merge(m.emr(*drawn(), task=3))
 
 
@@ -448,7 +448,7 @@ def test_twin_counts_singular_parts_exactly_where_floats_lose_one():
 
 
 def test_a_task_of_twin_that_is_not_there_is_an_error():
-    with pytest.raises(m.RecipeError, match="task: 3 is not one of the 3 models, which count from 0"):
+    with pytest.raises(m.RecipeError, match="task: 3 is too high for 3 models: the first one is 0"):
         m.merge(m.twin(*drawn(), task=3))
 
 
@@ -533,6 +533,8 @@ def test_lawa_is_the_mean_of_the_last_checkpoints():
     assert merged_value(m.lawa(*run_of(1, 2, 4, 8))) == 3.75
     with pytest.raises(m.RecipeError, match="last: 5 checkpoints are asked for, and 4 are given"):
         m.merge(m.lawa(*run_of(1, 2, 4, 8), last=5))
+    with pytest.raises(m.RecipeError, match="last: 5 checkpoints are asked for, and 1 is given"):
+        m.merge(m.lawa(*run_of(1), last=5))
 
 
 def test_ema_moves_towards_each_checkpoint():
@@ -556,6 +558,7 @@ def test_wsm_is_the_run_with_smaller_steps():
     ("decay", "message"),
     [
         ([0.5, 0.2], "2 numbers are given for 4 checkpoints. Give one, or 3"),
+        ([0.5], "1 number is given for 4 checkpoints. Give one, or 3"),
         ([0.2, 0.5, 0.1], r"decay: \[0.2, 0.5, 0.1\] rises"),
     ],
 )

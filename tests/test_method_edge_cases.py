@@ -231,7 +231,7 @@ def test_a_task_is_restored_from_the_sum_by_its_mask_and_selfish_entries_are_lef
     assert onto_zeros("tall_mask", first, second, task=0) == [4.0, 0.0, 2.0, 1.0]
     assert onto_zeros("tall_mask", first, second, task=1) == [0.0, 3.0, 2.0, 1.0]
     assert onto_zeros("consensus", first, second) == [0.0, 0.0, 2.0, 1.0]
-    with pytest.raises(m.RecipeError, match="task: 2 is not one of the 2 models"):
+    with pytest.raises(m.RecipeError, match="task: 2 is too high for 2 models: the first one is 0"):
         onto_zeros("tall_mask", first, second, task=2)
 
 

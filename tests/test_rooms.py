@@ -5,10 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mecha_exp
+from mecha_exp.app.words import slips
+from mecha_exp.checkpoint.formats import SUFFIXES
+from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES
 from mecha_exp.cli import VERBS
 
 PACKAGE = Path(mecha_exp.__file__).parent
 HYDRA_ROOM = PACKAGE / "app" / "hydra"
+NOUNS = {
+    "binding", "counting", "drawing", "learning", "loading", "meaning", "racing", "scoring", "sorting",
+    "staging", "tracking",
+}  # fmt: skip
+"""Nouns of the field that end as participles do."""
 
 
 def test_the_insides_of_hydra_are_used_in_one_room():
@@ -33,6 +41,18 @@ def test_a_folder_has_few_enough_files_to_be_seen_at_once():
 
     assert verbs == len(VERBS) + len(["__init__", "arguments"])
     assert {name: count for name, count in counts.items() if not 3 <= count <= 14} == {}
+
+
+def test_a_module_is_called_by_a_noun():
+    """A participle says how something came about, and not what it is."""
+    names = {path.stem for path in PACKAGE.rglob("*.py")}
+
+    assert {name for name in names - NOUNS if name.endswith(("ing", "ed"))} == set()
+    assert names >= NOUNS
+
+
+def test_every_list_of_suffixes_is_that_of_the_table_of_formats():
+    assert {*slips.MODELS} == {*FILE_SUFFIXES} == {*SUFFIXES}
 
 
 def test_no_module_hides_a_public_name():

@@ -65,5 +65,5 @@ def test_a_task_equal_to_the_base_has_an_empty_mask():
 
 @pytest.mark.parametrize("method", [m.emr_mask, m.tall_mask_of])
 def test_a_task_that_is_not_there_is_an_error(method):
-    with pytest.raises(RecipeError, match="task: 3 is not one of the 3 models, which count from 0"):
+    with pytest.raises(RecipeError, match="task: 3 is too high for 3 models: the first one is 0"):
         m.merge(method(*drawn(), task=3))

@@ -50,8 +50,8 @@ def run_plan(
     if options.task is not None:
         return make_share(merge, merge.shares[options.task - 1], progress)
     started = time.perf_counter()
-    made = _Head(merge, progress, tuple(plugins)).make_all()
-    return _with_totals(commit(merge), made, time.perf_counter() - started)
+    results = _Head(merge, progress, tuple(plugins)).make_all()
+    return _with_totals(commit(merge), results, time.perf_counter() - started)
 
 
 def commit(merge: SharedMerge) -> MergeReport:
@@ -106,7 +106,7 @@ class _Head:
                 shutil.rmtree(jobs, ignore_errors=True)  # logs of what went well, or was interrupted
 
     def _make(self, waiting: list[Share], workers: Workers) -> list[Made]:
-        made: list[Made] = []
+        results: list[Made] = []
         attempts = {share.number: 1 for share in waiting}
         running = dict(
             zip(workers.start(make, [(self._task(share),) for share in waiting]), waiting, strict=True)
@@ -121,9 +121,9 @@ class _Head:
                 elif isinstance(result, Exception):
                     raise self._failed(share, result) from result
                 else:
-                    made.append(result)
+                    results.append(result)
             self._tell()
-        return made
+        return results
 
     def _task(self, share: Share) -> Task:
         return Task.of(self._merge, share.number, self._plugins)
@@ -151,13 +151,13 @@ class _Head:
         )
 
 
-def _with_totals(report: MergeReport, made: Sequence[Made], seconds: float) -> MergeReport:
+def _with_totals(report: MergeReport, results: Sequence[Made], seconds: float) -> MergeReport:
     """The report of the commit, which found every key finished, with what the tasks did."""
-    fresh = sum(task.keys - task.resumed_keys for task in made)
+    fresh = sum(task.keys - task.resumed_keys for task in results)
     return replace(
         report,
-        bytes_read=sum(task.read for task in made),
-        bytes_written=sum(task.written for task in made),
+        bytes_read=sum(task.read for task in results),
+        bytes_written=sum(task.written for task in results),
         seconds=seconds,
         resumed_keys=report.resumed_keys - fresh,
     )

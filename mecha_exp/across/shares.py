@@ -35,8 +35,8 @@ class ShardFile:
 
     def finished(self, folder: Path, token: str) -> Mapping[str, Note]:
         """The finished keys of a file that lies unfinished in a folder, by their names in the whole model."""
-        found = finished_keys(folder / self.name, token)
-        return {self.prefix + key: note for key, note in found.items()}
+        notes = finished_keys(folder / self.name, token)
+        return {self.prefix + key: note for key, note in notes.items()}
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,16 @@ def distribute(files: list[ShardFile], count: int) -> tuple[Share, ...]:
     The most that a task moves is at most 4/3 of what is possible. Source: Graham, "Bounds on Multiprocessing
     Timing Anomalies", SIAM Journal on Applied Mathematics 17(2), 1969.
     """
-    taken: list[list[int]] = [[] for _ in range(count)]
+    indices_by_task: list[list[int]] = [[] for _ in range(count)]
     moved = [0] * count
     costs = [file.read + file.written for file in files]
     for index in sorted(range(len(files)), key=lambda index: (-costs[index], index)):
         task = moved.index(min(moved))
-        taken[task].append(index)
+        indices_by_task[task].append(index)
         moved[task] += costs[index]
     return tuple(
         Share(number, tuple(files[index] for index in sorted(indices)))
-        for number, indices in enumerate(taken, 1)
+        for number, indices in enumerate(indices_by_task, 1)
     )
 
 

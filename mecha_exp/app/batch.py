@@ -30,7 +30,7 @@ from mecha_exp.engine.report import About
 from mecha_exp.engine.statistics import summarise
 from mecha_exp.errors import CheckpointError, counted
 from mecha_exp.graph.nodes import ModelNode
-from mecha_exp.lab.stored import ModelFile
+from mecha_exp.lab.stored_results import ModelFile
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.file_limit import openable_files
 from mecha_exp.system.memory import PeakMemory

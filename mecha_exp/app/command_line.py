@@ -28,7 +28,7 @@ from mecha_exp.app.checks.names import (
     check_used,
     values_of,
 )
-from mecha_exp.app.checks.unused import check_unused
+from mecha_exp.app.checks.unused_settings import check_unused
 from mecha_exp.app.grid import Grid
 from mecha_exp.app.hydra.compose import Composer, composer_of
 from mecha_exp.app.hydra.jobs import parse_override, set_values, unchecked
@@ -36,11 +36,11 @@ from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, parts_of, points_of
 from mecha_exp.app.words.blocks import BLOCKS
-from mecha_exp.app.words.each import expand_each, has_stars, places_of
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.lists import WEIGHTS, fit_lists
-from mecha_exp.app.words.quoting import explain
-from mecha_exp.app.words.reading import read
+from mecha_exp.app.words.quotes import explain
+from mecha_exp.app.words.reader import read
+from mecha_exp.app.words.wildcards import expand_each, has_stars, places_of
 from mecha_exp.errors import ConfigError, Problems
 from mecha_exp.lab.points import LABELS, Setting
 

@@ -14,11 +14,11 @@ from mecha_exp.sources.search import find_model
 
 def experts_found(point: Point) -> list[Path]:
     """The files of `models.experts` that exist; a recipe may do without the others."""
-    found = []
+    paths = []
     for model in point.config["models"].get("experts") or ():
         with suppress(CheckpointError):
-            found.append(find_model(str(model), point.options.model_dirs))
-    return found
+            paths.append(find_model(str(model), point.options.model_dirs))
+    return paths
 
 
 def base_of(point: Point) -> str | None:
@@ -40,10 +40,10 @@ def experts_of(point: Point) -> dict[str, str]:
 
 def experts_left_out(point: Point) -> dict[str, Path]:
     """The files of the experts that `models.expert_of` names and the point does not merge, by short names."""
-    taken = {*point.names.values()}
+    merged = {*point.names.values()}
     paths = dict.fromkeys(path for path in named_experts(point).values() if path not in point.files.values())
     named = zip(names_of([str(path) for path in paths]), paths, strict=True)
-    return {name: path for name, path in named if name not in taken}
+    return {name: path for name, path in named if name not in merged}
 
 
 def named_experts(point: Point) -> dict[str, Path]:

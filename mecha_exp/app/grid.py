@@ -14,7 +14,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.hydra.jobs import Scratch, decides_files, parse_override, unchecked
-from mecha_exp.app.words.plain import REFERENCE, as_written
+from mecha_exp.app.words.plain_data import REFERENCE, as_written
 
 _TEMPLATE = re.compile(r"'(?:mecha|mergekit|parameter)':")  # a node of a recipe that brings parameters
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mecha_exp.app import command_line
 from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
-from mecha_exp.app.checks.unused import idle_experts
+from mecha_exp.app.checks.unused_settings import idle_experts
 from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.hydra.jobs import enter
@@ -21,11 +21,11 @@ from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
+from mecha_exp.app.sweep.holdout import report_chosen
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.sweep.replicates import DATA, replicate_kinds
-from mecha_exp.app.sweep.reporting import report_chosen
 from mecha_exp.app.tracking import how_to_log_later
-from mecha_exp.app.words.quoting import quoted
+from mecha_exp.app.words.quotes import quoted
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.checkpoint import can_resume, check_writable, find_partial_outputs
 from mecha_exp.checkpoint.remote.address import address_in

@@ -13,7 +13,7 @@ from pathlib import Path
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.experts import base_of, experts_found, experts_left_out, named_experts
 from mecha_exp.app.point import Point
-from mecha_exp.app.racing import Races, without_outcomes
+from mecha_exp.app.races import Races, without_outcomes
 from mecha_exp.engine.planner.statistics import statistics_in
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
@@ -26,7 +26,7 @@ from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.evaluators.common import transfers
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
-from mecha_exp.lab.stored import StoredEvaluation
+from mecha_exp.lab.stored_results import StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
 from mecha_exp.terminal.bars import MeasuringBars
 

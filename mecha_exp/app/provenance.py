@@ -34,8 +34,8 @@ def input_names(files: Mapping[ModelNode, Path]) -> dict[ModelNode, str]:
     names: dict[ModelNode, str] = {}
     for (model, path), stem in zip(files.items(), stems, strict=True):
         name = stem if stems.count(stem) == 1 else path.absolute().parent.name
-        taken = list(names.values()).count(name)
-        names[model] = f"{name}_{taken + 1}" if taken else name
+        namesakes = list(names.values()).count(name)
+        names[model] = f"{name}_{namesakes + 1}" if namesakes else name
     return names
 
 
@@ -117,7 +117,7 @@ def _repositories() -> dict[str, Path]:
     """The repositories that have a part in a result, by the beginning of the names of their tags."""
     own, checkout = _top_of(Path.cwd()), _checkout()
     if own is None or checkout in (None, own):
-        return {"": found} if (found := own or checkout) else {}
+        return {"": repository} if (repository := own or checkout) else {}
     return {"": own, "mecha_exp/": checkout}
 
 

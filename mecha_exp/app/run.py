@@ -327,7 +327,16 @@ def _sources(point: Point) -> str:
 
 
 def _name_of(overrides: list[str], sweep: Sweep | None, recipe: str | None) -> str:
-    """The overrides that tell the point from the others of its sweep, or its recipe."""
+    """The overrides that tell the point from the others of its sweep, or its recipe.
+
+    Of several overrides with one key the last one holds: a replicate sets its seed again.
+    """
     words = [word.lstrip("+") for word in overrides]
-    differing = [word for word in words if sweep and word.partition("=")[0] in sweep.swept]
+    keys = [word.partition("=")[0] for word in words]
+    swept = sweep.swept if sweep else ()
+    differing = [
+        word
+        for i, (key, word) in enumerate(zip(keys, words, strict=True))
+        if key in swept and key not in keys[i + 1 :]
+    ]
     return ",".join(differing) or str(recipe)

@@ -32,7 +32,7 @@ from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ResultStore
-from mecha_exp.lab.stored import ModelFile, StoredMerge
+from mecha_exp.lab.stored_results import ModelFile, StoredMerge
 from mecha_exp.system.cores import available_cores
 from mecha_exp.terminal.pace import Pace
 

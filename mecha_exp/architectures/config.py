@@ -146,8 +146,8 @@ class ModelConfig:
         symmetries = [repr(symmetry) for symmetry in self.symmetries()]
         keys = {key: [*info[:4], self._component_of[key]] for key, info in self._keys.items()}
         stacks = {key: info.stacked for key, info in self._keys.items() if info.stacked is not None}
-        said = [self.identifier, keys, blocks, symmetries, *([stacks] if stacks else [])]
-        text = json.dumps(said, sort_keys=True)
+        content = [self.identifier, keys, blocks, symmetries, *([stacks] if stacks else [])]
+        text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property

@@ -152,9 +152,9 @@ def _parse(text: str, at: int, nested: bool) -> tuple[tuple[str | Range | Choice
 
 
 def _group(text: str, start: int) -> tuple[Range | Choice, int]:
-    found = _RANGE.match(text, start + 1)
-    if found and text[found.end() : found.end() + 1] == "}":
-        return _range(text, found), found.end() + 1
+    match = _RANGE.match(text, start + 1)
+    if match and text[match.end() : match.end() + 1] == "}":
+        return _range(text, match), match.end() + 1
     options: list[Pattern] = []
     at = start
     while at < len(text) and text[at] != "}":  # at the brace or at the comma before an alternative
@@ -171,8 +171,8 @@ def _group(text: str, start: int) -> tuple[Range | Choice, int]:
     return Choice(tuple(options)), at + 1
 
 
-def _range(text: str, found: re.Match[str]) -> Range:
-    first, last, size, less = found.groups()
+def _range(text: str, match: re.Match[str]) -> Range:
+    first, last, size, less = match.groups()
     padded = len(first) > 1 and first.startswith("0")
     width = len(first) if padded else 0
     if size is not None:

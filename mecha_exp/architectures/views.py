@@ -136,8 +136,8 @@ def member_of(family: ModelConfig, model: ModelConfig) -> ModelConfig:
     shapes = {key: info.shape for key, info in model.keys().items()}
     family = family.sized_like(model)
     try:
-        made = _views_of_parts(model, family)
-        return sized_for({key: KeyInfo(view.shape(shapes), "") for key, view in made.items()}, family)
+        views = _views_of_parts(model, family)
+        return sized_for({key: KeyInfo(view.shape(shapes), "") for key, view in views.items()}, family)
     except (_NoConversion, CheckpointError):  # no rules, or tensors that do not split
         return family
 

@@ -53,7 +53,7 @@ class ActivationCollector(InputCollector):
 
     def watch(self) -> RemovableHandle:
         if self.key.endswith(OUTPUTS):
-            return self.module.register_forward_hook(lambda module, _, made: self.look(module, (made,)))
+            return self.module.register_forward_hook(lambda module, _, output: self.look(module, (output,)))
         return super().watch()
 
     def add(self, rows: Tensor) -> None:
@@ -74,7 +74,7 @@ def activation_collectors(
 ) -> list[Collector]:
     """A collector for each layer at which units that may change places are seen."""
     names = {name for symmetry in symmetries for name, _ in symmetry.activations}
-    found: list[Collector] = []
+    collectors: list[Collector] = []
     for key, module, _ in layers_of(subject):
         if is_turned(module):
             continue
@@ -82,8 +82,8 @@ def activation_collectors(
         for name, units in ((key, inputs), (key + OUTPUTS, outputs)):
             if name in names:
                 collector = ActivationCollector(name, units, module, positions, seed, len(subject.examples))
-                found.append(collector)
-    return found
+                collectors.append(collector)
+    return collectors
 
 
 def symmetries_of(stored: StateDictSource) -> tuple[Symmetry, ...]:

@@ -191,13 +191,13 @@ def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
 
     Parameters that several layers share have statistics of gradients, but none of inputs.
     """
-    found: list[Collector] = []
+    collectors: list[Collector] = []
     for name, parameter in subject.module.named_parameters():
         key, is_floating = subject.key_of(name), parameter.is_floating_point()
         if FISHER in kinds and is_floating:
-            found.append(FisherCollector(key, parameter.shape, parameter))
+            collectors.append(FisherCollector(key, parameter.shape, parameter))
         if GRADIENT in kinds and is_floating:
-            found.append(GradientNormCollector(key, (1,), parameter))
+            collectors.append(GradientNormCollector(key, (1,), parameter))
     for key, module, rows_of in layers_of(subject):
         inputs = module.weight[0].numel()
         if is_turned(module):
@@ -208,8 +208,8 @@ def collectors_of(subject: Subject, kinds: Sequence[str]) -> list[Collector]:
             (NORM, NormCollector, (inputs,)),
         ):
             if kind in kinds:
-                found.append(collector(key, shape, module, rows_of))
-    return found
+                collectors.append(collector(key, shape, module, rows_of))
+    return collectors
 
 
 def layers_of(subject: Subject) -> Iterator[tuple[str, Any, Rows]]:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mecha_exp.calibration.calibrate import (
+from mecha_exp.calibration.collectors import Collector
+from mecha_exp.calibration.measurement import (
     Advance,
     Request,
     check_output,
@@ -25,8 +26,7 @@ from mecha_exp.calibration.calibrate import (
     header_of,
     write_statistics,
 )
-from mecha_exp.calibration.collectors import Collector
-from mecha_exp.calibration.partial import Partial
+from mecha_exp.calibration.progress import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
@@ -63,18 +63,18 @@ class Training:
         problems.raise_as(ConfigError)
 
 
-def wrong_settings(given: Mapping[str, Any]) -> Iterator[str]:
+def wrong_settings(settings: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with settings of a training, of which some may be missing."""
-    if given.get("variant", "paper") not in ("paper", "official"):
-        yield f"variant: expected paper or official, got {given['variant']}"
-    if not 0 <= given.get("density", 0) <= 1:
-        yield f"density: expected a number from 0 to 1, got {given['density']}"
+    if settings.get("variant", "paper") not in ("paper", "official"):
+        yield f"variant: expected paper or official, got {settings['variant']}"
+    if not 0 <= settings.get("density", 0) <= 1:
+        yield f"density: expected a number from 0 to 1, got {settings['density']}"
     for name in ("bias", "rate"):
-        if not 0 < given.get(name, 1) < math.inf:
-            yield f"{name}: expected a number above 0, got {given[name]}"
+        if not 0 < settings.get(name, 1) < math.inf:
+            yield f"{name}: expected a number above 0, got {settings[name]}"
     for name in ("l1", "steps"):
-        if not 0 <= given.get(name, 0) < math.inf:
-            yield f"{name}: expected 0 or more, got {given[name]}"
+        if not 0 <= settings.get(name, 0) < math.inf:
+            yield f"{name}: expected 0 or more, got {settings[name]}"
 
 
 class Scores(Collector):
@@ -177,7 +177,7 @@ def _scores(
     subject: Subject, stored: StateDictSource, base: StateDictSource, training: Training
 ) -> list[Scores]:
     """The scores of all parameters, with the threshold that `density` of the task vector exceeds."""
-    made = []
+    scores = []
     for name, parameter in subject.module.named_parameters():
         key = subject.key_of(name)
         if not parameter.is_floating_point() or key not in stored:
@@ -187,12 +187,12 @@ def _scores(
                 f"base: {base.name} has no '{key}' of shape {list(parameter.shape)}, as {stored.name} has. "
                 "Name the model that it was fine-tuned from."
             )
-        made.append(Scores(key, parameter, base.read(key), training))
-    sizes = torch.cat([score.delta.abs().flatten().float().cpu() for score in made])
+        scores.append(Scores(key, parameter, base.read(key), training))
+    sizes = torch.cat([score.delta.abs().flatten().float().cpu() for score in scores])
     largest = int(training.density * len(sizes))
-    for score in made:
+    for score in scores:
         score.threshold = float(sizes.kthvalue(len(sizes) - largest + 1).values) if largest else torch.inf
-    return made
+    return scores
 
 
 def _descend(

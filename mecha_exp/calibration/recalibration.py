@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mecha_exp.calibration.calibrate import Advance, check_output, check_weights
-from mecha_exp.calibration.subject import Subject
+from mecha_exp.calibration.measurement import Advance, check_output, check_weights
+from mecha_exp.calibration.subject import Subject, example_named
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.checkpoint.dtypes import number_format
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.engine.provenance import KEY
-from mecha_exp.errors import ConfigError, EvaluationError, MechaError, counted
+from mecha_exp.errors import ConfigError, EvaluationError, counted
 from mecha_exp.recipe.files import METADATA_KEY
 
 METADATA = "mecha_exp.recalibrated"
@@ -185,15 +185,8 @@ def _until(layer: nn.Module, look: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def _run(subject: Subject, number: int) -> None:
-    try:
-        with torch.no_grad():
-            subject.logits(subject.examples[number])
-    except _Reached:
-        return
-    except MechaError:
-        raise
-    except Exception as error:  # of the user's code
-        raise EvaluationError(f"example {number} fails: {type(error).__name__}: {error}") from error
+    with example_named(number), suppress(_Reached), torch.no_grad():
+        subject.logits(subject.examples[number])
 
 
 def _write(

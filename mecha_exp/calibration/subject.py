@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mecha_exp.errors import ConfigError, EvaluationError
+from mecha_exp.errors import ConfigError, EvaluationError, MechaError
 
 IGNORED = -100
 """A label that does not count, as in torch's cross entropy."""
@@ -19,6 +20,17 @@ LABELS = ("sampled", "true", "exact")
 """Which labels Fisher information is of: drawn from the model, those of the data, or all that there are."""
 
 _MOST_CLASSES = 1000
+
+
+@contextmanager
+def example_named(number: int) -> Iterator[None]:
+    """Name the example in an error of the user's code in the block."""
+    try:
+        yield
+    except MechaError:
+        raise
+    except Exception as error:
+        raise EvaluationError(f"example {number} fails: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def _language_model(
     examples = [ids for ids in tokens if ids.shape[1] > 1]
 
     def logits(ids: Tensor) -> Tensor:
-        made: Tensor = module(ids.to(module.device), use_cache=False).logits
-        return made[0, :-1]
+        scores: Tensor = module(ids.to(module.device), use_cache=False).logits
+        return scores[0, :-1]
 
     return Subject(module, examples, logits, lambda ids: ids[0, 1:], keys, settings)
 
@@ -101,8 +101,8 @@ def _classifier(
     settings: dict[str, Any],
 ) -> Subject:
     def logits(place: int) -> Tensor:
-        made: Tensor = module(tokens[place].to(module.device)).logits
-        return made
+        scores: Tensor = module(tokens[place].to(module.device)).logits
+        return scores
 
     def labels(place: int) -> Tensor:
         assert classes is not None

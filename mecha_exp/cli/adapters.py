@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.errors import counted, some
 from mecha_exp.peft.extraction import ExtractedAdapter, extract_adapter
-from mecha_exp.peft.merging import MergedAdapter, merge_adapters
+from mecha_exp.peft.merge import MergedAdapter, merge_adapters
 from mecha_exp.terminal.console import make_table, print_line, print_table, stdout
 
 EXAMPLE = """\
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 def _extract(arguments: list[str]) -> int:
     options = _parser_of_extract().parse_args(arguments)
-    made = extract_adapter(
+    adapter = extract_adapter(
         options.fine,
         options.base,
         options.output,
@@ -54,22 +54,22 @@ def _extract(arguments: list[str]) -> int:
         leave_out=options.leave_out,
         model_dirs=options.models_dir,
     )
-    more = f", {counted(len(made.whole), 'tensor')} whole" if made.whole else ""
-    print_line(f"{_summary(made)}{more}, relative error {made.error:.3g}")
-    if made.left_out:
-        print_line(f"left out: {some(made.left_out, 5)}")
+    more = f", {counted(len(adapter.whole), 'tensor')} whole" if adapter.whole else ""
+    print_line(f"{_summary(adapter)}{more}, relative error {adapter.error:.3g}")
+    if adapter.left_out:
+        print_line(f"left out: {some(adapter.left_out, 5)}")
     table = make_table("module", "rank", "relative error")
-    for module, error in made.errors.items():
-        table.add_row(module, str(made.ranks[module]), f"{error:.3g}")
+    for module, error in adapter.errors.items():
+        table.add_row(module, str(adapter.ranks[module]), f"{error:.3g}")
     print_table(table)
     return 0
 
 
-def _summary(made: ExtractedAdapter | MergedAdapter) -> str:
+def _summary(adapter: ExtractedAdapter | MergedAdapter) -> str:
     """Where an adapter lies, its modules and their ranks: `both: 4 modules of rank 2 to 16`."""
-    least, most = min(made.ranks.values()), max(made.ranks.values())
+    least, most = min(adapter.ranks.values()), max(adapter.ranks.values())
     ranks = f"{least}" if least == most else f"{least} to {most}"
-    return f"{made.path}: {len(made.ranks)} modules of rank {ranks}"
+    return f"{adapter.path}: {len(adapter.ranks)} modules of rank {ranks}"
 
 
 def _parser_of_extract() -> argparse.ArgumentParser:

@@ -190,7 +190,7 @@ def read_words(
     words: Sequence[str],
     kinds: Mapping[str, Callable[[str], Any]],
     verb: str,
-    check: Callable[[Mapping[str, Any]], Iterable[str]] = lambda given: (),
+    check: Callable[[Mapping[str, Any]], Iterable[str]] = lambda values: (),
 ) -> dict[str, Any]:
     """The values of words such as `data=FILE`, each of its type.
 
@@ -203,7 +203,7 @@ def read_words(
     Raises:
         ConfigError: every unknown name and wrong value, and what is missing.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     problems = Problems()
     for word in words:
         name, separator, value = word.partition("=")
@@ -211,20 +211,20 @@ def read_words(
             problems.add(f"{brief(word)} is not a setting such as data=FILE.{did_you_mean(name, kinds)}")
             continue
         try:
-            given[name] = kinds[name](value)
+            values[name] = kinds[name](value)
         except ValueError:
             number = "number" if kinds[name] is float else "whole number"
             problems.add(f"{name}: expected a {number}, got {value}")
             continue
-        if isinstance(given[name], int) and given[name] < (0 if name == "seed" else 1):
+        if isinstance(values[name], int) and values[name] < (0 if name == "seed" else 1):
             problems.add(f"{name}: expected a number above 0, got {value}")
     problems.add_all(
         f"{name}=... is missing. `python -m mecha_exp {verb} --help` has examples"
         for name in ("data", "output")
-        if name not in given
+        if name not in values
     )
-    problems.add_all(check(given))
-    if "output" in given and given["output"].suffix != ".safetensors":
-        problems.add(f"output: expected a .safetensors file, got {given['output']}")
+    problems.add_all(check(values))
+    if "output" in values and values["output"].suffix != ".safetensors":
+        problems.add(f"output: expected a .safetensors file, got {values['output']}")
     problems.raise_as(ConfigError)
-    return given
+    return values

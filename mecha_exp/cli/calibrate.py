@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
@@ -28,6 +28,9 @@ from mecha_exp.sources.statistics import (
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.terminal.console import print_line, stdout
+
+if TYPE_CHECKING:
+    from mecha_exp.calibration import Request
 
 EXAMPLE = """\
 settings, as name=value:
@@ -68,40 +71,45 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
 def main(arguments: list[str]) -> int:
     """Measure, and write the file of statistics."""
     options = _parser().parse_args(arguments)
-    given = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
+    values = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
     load_model_configs()
-    from mecha_exp.calibration import Request, Training, calibrate, load_subject, train_mask
-    from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+    from mecha_exp.calibration import Training, calibrate, load_subject, train_mask
 
     path = find_model(options.model, options.models_dir)
-    kinds = _kinds(given.get("kind", f"{FISHER},{GRAM}"))
-    texts = {name: given[name] for name in _OF_TEXTS if name in given}
+    kinds = _kinds(values.get("kind", f"{FISHER},{GRAM}"))
+    texts = {name: values[name] for name in _OF_TEXTS if name in values}
     started = time.perf_counter()
     with open_stored(path) as stored:
-        subject = load_subject(stored, given["data"], given.get("module"), given.get("count"), **texts)
-        names = ("labels", "seed", "positions", "memory", "chunk")
-        limits = {name: given[name] for name in names if name in given}
-        request = Request(
-            kinds,
-            model=str(options.model),
-            model_sha256=content_of(path),
-            data=given["data"],
-            data_sha256=hash_of_data(given["data"]),
-            settings={"module": given["module"]} if "module" in given else {},
-            code=hash_of_code(given.get("module")),
-            **limits,
-        )
+        subject = load_subject(stored, values["data"], values.get("module"), values.get("count"), **texts)
+        request = _request(options.model, content_of(path), kinds, values)
         with examples_bar("calibrating", len(subject.examples)) as advance:
             if kinds != (MASK,):
-                header, kept = calibrate(subject, stored, request, given["output"], advance), None
+                header, kept = calibrate(subject, stored, request, values["output"], advance), None
             else:
-                training = Training(**{name: given[name] for name in _OF_MASKS if name in given})
-                with open_stored(find_model(given["base"], options.models_dir)) as base:
+                training = Training(**{name: values[name] for name in _OF_MASKS if name in values})
+                with open_stored(find_model(values["base"], options.models_dir)) as base:
                     header, kept = train_mask(
-                        subject, stored, base, training, request, given["output"], advance
+                        subject, stored, base, training, request, values["output"], advance
                     )
-    _report(header, kept, given["output"], time.perf_counter() - started)
+    _report(header, kept, values["output"], time.perf_counter() - started)
     return 0
+
+
+def _request(model: str, sha256: str, kinds: tuple[str, ...], values: Mapping[str, Any]) -> Request:
+    from mecha_exp.calibration import Request
+    from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+
+    names = ("labels", "seed", "positions", "memory", "chunk")
+    return Request(
+        kinds,
+        model=model,
+        model_sha256=sha256,
+        data=values["data"],
+        data_sha256=hash_of_data(values["data"]),
+        settings={"module": values["module"]} if "module" in values else {},
+        code=hash_of_code(values.get("module")),
+        **{name: values[name] for name in names if name in values},
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,25 +127,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wrong_values(given: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_values(values: Mapping[str, Any]) -> Iterator[str]:
     labels = ("sampled", "true", "exact")
-    if given.get("labels", "sampled") not in labels:
-        yield f"labels: expected {' or '.join(labels)}, got {given['labels']}"
-    is_mask = MASK in given.get("kind", "")
+    if values.get("labels", "sampled") not in labels:
+        yield f"labels: expected {' or '.join(labels)}, got {values['labels']}"
+    is_mask = MASK in values.get("kind", "")
     others = ("labels", "seed", "positions", "memory", "chunk") if is_mask else ("base", *_OF_MASKS)
     for name in others:
-        if name in given:
+        if name in values:
             yield (
                 f"{name}: is not a setting of kind=mask" if is_mask else f"{name}: is a setting of kind=mask"
             )
-    if "positions" in given and not is_mask and ACTIVATIONS not in given.get("kind", ""):
+    if "positions" in values and not is_mask and ACTIVATIONS not in values.get("kind", ""):
         yield f"positions: is a setting of kind={ACTIVATIONS}"
-    if is_mask and "base" not in given:
+    if is_mask and "base" not in values:
         yield "base=... is missing: a mask is of the task vector from a base"
-    if any(name in given for name in _OF_MASKS):
+    if any(name in values for name in _OF_MASKS):
         from mecha_exp.calibration.masks import wrong_settings
 
-        yield from wrong_settings(given)
+        yield from wrong_settings(values)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.paths import OUTPUTS, STORE
 from mecha_exp.runs.leftovers import Leftover, find_leftovers
-from mecha_exp.runs.unreferenced import Unreferenced, find_unreferenced
+from mecha_exp.runs.orphans import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import print_json, print_line, show_error, stdout
 

@@ -14,7 +14,7 @@ from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.inspection.run import run_data
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.report.results import results_of
+from mecha_exp.report.sweep_results import results_of
 from mecha_exp.report.verdict import ELSEWHERE, elsewhere_text
 from mecha_exp.runs.query import SHORT, Filter, Run, find_runs, find_sweeps, short_folder
 from mecha_exp.runs.record import FAILED

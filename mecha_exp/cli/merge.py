@@ -21,7 +21,7 @@ from mecha_exp.cli.arguments import (
     load_recipe,
     make_parser,
 )
-from mecha_exp.engine import Job, plan
+from mecha_exp.engine import EngineOptions, Job, plan
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin
 from mecha_exp.errors import ConfigError, counted
@@ -75,22 +75,8 @@ def main(arguments: list[str]) -> int:
         options.output = _output_of_mergekit(options)
     merge = load_mergekit(options) if is_foreign else Merge(load_recipe(options), {})
     previous = _PreviousMerge() if is_foreign else _previous_merge(options)
-    word = options.dtype or previous.output.get("dtype")
-    # A model that is merged again unchanged gets the same header.
-    is_unchanged = previous.metadata and not options.parameter and not options.dtype
     engine = engine_options(options, **previous.engine, workers=options.workers)
-    dtype, output = parse_output_dtype(word), _output(options)
-    has_card = options.card and not is_file_name(output)
-    job = Job(
-        merge.recipe,
-        output,
-        dtype,
-        previous.metadata if is_unchanged else None,
-        shard_size=options.shard_size,
-        quantize=previous.output.get("quantize"),
-        small_files=merge.small_files,
-        card=partial(model_card, merge.recipe, Settings(engine, dtype, merge.config)) if has_card else None,
-    )
+    job = _job(options, merge, previous, engine)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance, options.plugin)
     for warning in report.warnings:
@@ -105,6 +91,24 @@ def main(arguments: list[str]) -> int:
     summary = merge_summary(report.seconds, report.bytes_read, report.bytes_written, memory.peak)
     print_line(f"merged {counted(report.keys, 'key')} in {summary}")
     return 0
+
+
+def _job(options: argparse.Namespace, merge: Merge, previous: _PreviousMerge, engine: EngineOptions) -> Job:
+    """The job of a command; a model that is merged again unchanged gets the same header."""
+    dtype = parse_output_dtype(options.dtype or previous.output.get("dtype"))
+    output = _output(options)
+    is_unchanged = previous.metadata and not options.parameter and not options.dtype
+    has_card = options.card and not is_file_name(output)
+    return Job(
+        merge.recipe,
+        output,
+        dtype,
+        previous.metadata if is_unchanged else None,
+        shard_size=options.shard_size,
+        quantize=previous.output.get("quantize"),
+        small_files=merge.small_files,
+        card=partial(model_card, merge.recipe, Settings(engine, dtype, merge.config)) if has_card else None,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -42,7 +42,7 @@ def _names_a_file(arguments: list[str]) -> bool:
 
 def _plan_of_configuration(arguments: list[str]) -> int:
     from mecha_exp.app import main
-    from mecha_exp.app.words.reading import reorder
+    from mecha_exp.app.words.reader import reorder
 
     return main.main(reorder([*arguments, "debug=plan"]))
 

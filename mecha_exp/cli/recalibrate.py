@@ -32,31 +32,31 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {"data": str, "module": str, "outpu
 def main(arguments: list[str]) -> int:
     """Run the data through the model, and write the model with its new running statistics."""
     options = _parser().parse_args(arguments)
-    given = read_words(options.setting, _SETTINGS, "recalibrate")
-    if "module" not in given:
+    values = read_words(options.setting, _SETTINGS, "recalibrate")
+    if "module" not in values:
         raise ConfigError("module=... is missing: FILE.py:function, which makes the network of the model.")
     from mecha_exp.calibration import load_subject, recalibrate
-    from mecha_exp.calibration.calibrate import check_output
-    from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+    from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+    from mecha_exp.calibration.measurement import check_output
 
-    check_output(given["output"], [Path(given["data"])])
+    check_output(values["output"], [Path(values["data"])])
     path = find_model(options.model, options.models_dir)
     provenance = {
         "model": str(options.model),
         "model_sha256": content_of(path),
-        "data": given["data"],
-        "data_sha256": hash_of_data(given["data"]),
-        "module": given["module"],
-        "code": hash_of_code(given["module"]),
+        "data": values["data"],
+        "data_sha256": hash_of_data(values["data"]),
+        "module": values["module"],
+        "code": hash_of_code(values["module"]),
     }
     with open_stored(path) as stored:
-        subject = load_subject(stored, given["data"], given["module"], given.get("count"))
+        subject = load_subject(stored, values["data"], values["module"], values.get("count"))
         examples = len(subject.examples)
         provenance |= {"count": examples}
         with examples_bar("recalibrating", examples) as advance:
-            names = recalibrate(subject, stored, given["output"], provenance, advance)
+            names = recalibrate(subject, stored, values["output"], provenance, advance)
     norms = counted(len(names), "batch norm has", "batch norms have")
-    print_line(f"{given['output']}: {norms} the statistics of {counted(examples, 'example')}")
+    print_line(f"{values['output']}: {norms} the statistics of {counted(examples, 'example')}")
     return 0
 
 

@@ -17,7 +17,7 @@ from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.export import write_csv
 from mecha_exp.report.join import joined
 from mecha_exp.report.notes import notes_of
-from mecha_exp.report.results import results_of
+from mecha_exp.report.sweep_results import results_of
 from mecha_exp.report.verdict import concluded_results, verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
 from mecha_exp.terminal.console import print_json, print_line, stdout

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.report.results import results_from
-from mecha_exp.report.shapley import Attribution
-from mecha_exp.report.why import Reasons, reasons_of
+from mecha_exp.report.sweep_results import results_from
+from mecha_exp.report.why.effects import Reasons, reasons_of
+from mecha_exp.report.why.shapley import Attribution
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep
 from mecha_exp.terminal.console import make_table, print_json, print_line, print_table

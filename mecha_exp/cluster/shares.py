@@ -57,14 +57,16 @@ class Handout:
 
     def give(self, shares: Sequence[Sequence[int]]) -> None:
         """Start a task for each share; its items are new ones, or those of a lost worker."""
-        given = []
+        new_shares = []
         for items in shares:
-            given.append(_Share(f"share-{self._names}", list(items)))
+            new_shares.append(_Share(f"share-{self._names}", list(items)))
             self._names += 1
             self._remaining.update(items)
-        arguments = [(self._claims.folder, share.name, *self._arguments_of(share.items)) for share in given]
+        arguments = [
+            (self._claims.folder, share.name, *self._arguments_of(share.items)) for share in new_shares
+        ]
         tasks = self._workers.start(_work_at, [(self._work, *of_share) for of_share in arguments])
-        self._running |= dict(zip(tasks, given, strict=True))
+        self._running |= dict(zip(tasks, new_shares, strict=True))
 
     def ended(self, *, so_far: bool = False) -> Iterator[tuple[int, LostWorker | None]]:
         """Yield each item once, as soon as it is done; with an error if its workers were lost too often.

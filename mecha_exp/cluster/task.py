@@ -76,10 +76,10 @@ def environment_of(cores: int) -> dict[str, str]:
 
 
 @contextmanager
-def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+def variables(values: Mapping[str, str]) -> Iterator[None]:
     """Set variables of the environment for the processes that are started in the block."""
     before = dict(os.environ)
-    os.environ.update(wanted)
+    os.environ.update(values)
     try:
         yield
     finally:

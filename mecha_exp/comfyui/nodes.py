@@ -67,7 +67,7 @@ class BlockWeightsNode:
         Raises:
             ConfigError: a line is not a name and a number, or names a block again, or all other blocks.
         """
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         for number, line in enumerate(values.splitlines(), 1):
             name, separator, value = (part.strip() for part in line.partition("="))
             if not line.strip():
@@ -77,16 +77,16 @@ class BlockWeightsNode:
                     f"line {number}: the other blocks have the number of the method's own widget."
                 )
             try:
-                if not (separator and name) or name in found:
+                if not (separator and name) or name in numbers:
                     raise ValueError
-                found[name] = float(value)
+                numbers[name] = float(value)
             except ValueError:
-                again = f"line {number}: '{name}' has a value already." if name in found else None
+                again = f"line {number}: '{name}' has a value already." if name in numbers else None
                 expected = (
                     f"line {number}: expected a block and a number such as IN04 = 0.3, got {brief(line)}."
                 )
                 raise ConfigError(again or expected) from None
-        return (found,)
+        return (numbers,)
 
 
 class LoadRecipeNode:
@@ -129,8 +129,8 @@ class LoadRecipeNode:
             RecipeError: there is no such file, it is not a recipe, or names and sockets do not agree.
         """
         names = [name.strip() for name in parameters.split(",") if name.strip()]
-        given = [sockets.get(f"parameter_{n}") for n in range(1, self.PARAMETERS + 1)]
-        connected = [value for value in given if value is not None]
+        slots = [sockets.get(f"parameter_{n}") for n in range(1, self.PARAMETERS + 1)]
+        connected = [value for value in slots if value is not None]
         if len(names) != len(connected):
             raise RecipeError(f"parameters names {len(names)}, and {len(connected)} sockets are connected.")
         if repeated := [name for name in names if names.count(name) > 1]:

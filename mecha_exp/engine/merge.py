@@ -57,11 +57,11 @@ def merge_many(
             "across: merge_many makes its models in this process. mecha_exp.merge and the command line make "
             "one model by several tasks."
         )
-    wanted = [job if isinstance(job, Job) else Job(*job) for job in jobs]
-    groups = batches([job.recipe for job in wanted], options)
+    requests = [job if isinstance(job, Job) else Job(*job) for job in jobs]
+    groups = batches([job.recipe for job in requests], options)
     if len(groups) > 1:
-        _check_apart(wanted, options)
-    reports = [_merge([wanted[number] for number in group], options, progress) for group in groups]
+        _check_apart(requests, options)
+    reports = [_merge([requests[number] for number in group], options, progress) for group in groups]
     return reports[0] if len(reports) == 1 else _joined(groups, reports)
 
 
@@ -151,8 +151,8 @@ def header_of(planned: Plan, number: int) -> Mapping[str, str]:
 
 def _moments(planned: Plan, tally: MergeStats, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:
     """The moments of a job by input and key."""
-    found = {model: tally.moments[job, model] for model in planned.sources if (job, model) in tally.moments}
-    return {model: _in_order(planned, by_key) for model, by_key in found.items()}
+    moments = {model: tally.moments[job, model] for model in planned.sources if (job, model) in tally.moments}
+    return {model: _in_order(planned, by_key) for model, by_key in moments.items()}
 
 
 def _in_order(planned: Plan, by_key: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -180,9 +180,9 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
     nonfinite = [0] * len(planned.jobs)
     for (job, _), count in tally.nonfinite.items():
         nonfinite[job] += count
-    for number, (made, count) in enumerate(zip(planned.jobs, nonfinite, strict=True)):
+    for number, (merged, count) in enumerate(zip(planned.jobs, nonfinite, strict=True)):
         if count:
-            where = f" {made.output}" if isinstance(made.output, Path) else ""
+            where = f" {merged.output}" if isinstance(merged.output, Path) else ""
             values = counted(count, f"value of the output{where} is", f"values of the output{where} are")
             text = f"{values} not finite{_or_too_large(planned.layouts[number])}"
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))

@@ -44,10 +44,10 @@ class Sink(Protocol):
         """Count bytes of a key that machine code has written to its region."""
 
     def finish(self, key: str, note: Note) -> None:
-        """All of a key has been written; the note is kept with it."""
+        """Record that a key is complete; `note` is kept with it."""
 
     def finish_together(self, notes: Mapping[str, Note]) -> None:
-        """All of several keys has been written; their notes are kept with them."""
+        """Record that several keys are complete, each with its note."""
         for key, note in notes.items():
             self.finish(key, note)
 

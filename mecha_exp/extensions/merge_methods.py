@@ -11,7 +11,7 @@ from mecha_exp.engine.compiler.primitives.eigenvectors import Spectrum
 from mecha_exp.engine.compiler.primitives.rows import row_dot, row_length, row_norm, row_sum
 from mecha_exp.engine.compiler.primitives.runs import RunLoop
 from mecha_exp.engine.compiler.primitives.sorting import ascending_order, ranks, whole_ranks
-from mecha_exp.errors import did_you_mean
+from mecha_exp.errors import counted, did_you_mean
 from mecha_exp.graph.literals import value_to_node
 from mecha_exp.method_api.decorators import merge_method
 from mecha_exp.method_api.method import MergeMethod, is_constant, spread
@@ -34,6 +34,7 @@ __all__ = [
     "StateDictKeyError",
     "adapter_conversion",
     "ascending_order",
+    "counted",
     "did_you_mean",
     "get_all",
     "get_all_converters",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mecha_exp.architectures import ModelConfig, resolve
-from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp.errors import RecipeError, counted, did_you_mean
 from mecha_exp.graph.by_key import REGULAR, ByKey
 
 
@@ -111,8 +111,8 @@ def blocks(
         names = _blocks_of(name, component)
         if len(values) > len(names) or (strict and len(values) < len(names)):
             raise RecipeError(
-                f"blocks: {len(values)} values for the {len(names)} blocks of '{component}' of '{name}' "
-                f"({names[0]} to {names[-1]}). Name those that are meant: {names[0]}=0.5."
+                f"blocks: {counted(len(values), 'value')} for the {len(names)} blocks of '{component}' of "
+                f"'{name}' ({names[0]} to {names[-1]}). Name those that are meant: {names[0]}=0.5."
             )
         by_name = dict(zip(names, values, strict=False))
     return _checked({Part(name, component, "block", block): value for block, value in by_name.items()})

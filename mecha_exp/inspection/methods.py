@@ -291,4 +291,4 @@ def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str
 
 
 def _linked(source: str) -> str:
-    return _ARXIV.sub(lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[1]})", source)
+    return _ARXIV.sub(lambda match: f"[{match[0]}](https://arxiv.org/abs/{match[1]})", source)

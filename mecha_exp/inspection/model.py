@@ -13,7 +13,7 @@ from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted, some
 from mecha_exp.inspection.model_config import human_count
 from mecha_exp.inspection.recipe_tree import tree_of
-from mecha_exp.peft.describe import described, sentence
+from mecha_exp.peft.description import described, sentence
 from mecha_exp.recipe import deserialize
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys

@@ -25,7 +25,7 @@ from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import cause_of
 from mecha_exp.errors import CheckpointError, StoreError
 from mecha_exp.lab.store import STORE_FILE, ResultStore
-from mecha_exp.lab.stored import StoredMerge
+from mecha_exp.lab.stored_results import StoredMerge
 from mecha_exp.paths import STORE
 from mecha_exp.system.cache import cache_folder
 
@@ -224,7 +224,7 @@ class _Bucket:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn the error of a file system, which may be of any kind, into one of ours."""
+        """Turn the error of a file system, which may be of any kind, into a `MechaError`."""
         try:
             yield
         except Exception as error:

@@ -169,10 +169,10 @@ def listed(points: Sequence[Mapping[str, Any]]) -> list[Setting]:
     """
     wrong = next((p for p in points if not isinstance(p, Mapping)), None)
     if not points or wrong is not None:
-        found = "there is none" if not points else f"{wrong!r} is none"
+        fault = "there is none" if not points else f"{wrong!r} is none"
         raise ConfigError(
             "sweep=points needs points, as in sweep.points=[{alpha:0.3,k:0.2},{alpha:0.5,k:0.1}] or "
-            f"sweep.file=points.csv: {found}."
+            f"sweep.file=points.csv: {fault}."
         )
     return [{str(key): as_text(value) for key, value in point.items()} for point in points]
 
@@ -255,11 +255,11 @@ def subsets_at_random(count: int, size: int, n: int, seed: int) -> list[tuple[in
 
 def unique(points: Iterable[Setting]) -> list[Setting]:
     """The points without repetitions, their numbers normalized; 1 and 1.0 are the same one."""
-    found: dict[frozenset[tuple[str, str | float]], Setting] = {}
+    settings: dict[frozenset[tuple[str, str | float]], Setting] = {}
     for point in points:
         normal = {key: normalized(text) for key, text in point.items()}
-        found.setdefault(frozenset((key, _number(text)) for key, text in normal.items()), normal)
-    return list(found.values())
+        settings.setdefault(frozenset((key, _number(text)) for key, text in normal.items()), normal)
+    return list(settings.values())
 
 
 def shared(points: Sequence[Setting], share: str | None) -> list[Setting]:

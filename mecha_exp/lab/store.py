@@ -31,7 +31,7 @@ from typing import Any
 
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
-from mecha_exp.lab.stored import ModelFile, StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import ModelFile, StoredEvaluation, StoredMerge
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 from mecha_exp.system.texts import json_hash
 from mecha_exp.system.write_errors import cause_of, existing_folder

@@ -44,8 +44,7 @@ class StateDict(dict[str, Tensor]):
     def __add__(self, other: Any) -> StateDict:
         return self._with(other, operator.add)
 
-    def __radd__(self, other: Any) -> StateDict:
-        return self._with(other, operator.add)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> StateDict:
         return self._with(other, operator.sub)
@@ -56,8 +55,7 @@ class StateDict(dict[str, Tensor]):
     def __mul__(self, other: Any) -> StateDict:
         return self._with(other, operator.mul)
 
-    def __rmul__(self, other: Any) -> StateDict:
-        return self._with(other, operator.mul)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> StateDict:
         return self._with(other, operator.truediv)
@@ -125,8 +123,8 @@ def _mapped(function: Callable[..., Tensor], names: Sequence[str] | None) -> Cal
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> StateDict:
-        given = {**signature.bind_partial(*args).arguments, **kwargs}
-        lists = {name: list(given.pop(name)) for name in mapped if name in given}
+        arguments = {**signature.bind_partial(*args).arguments, **kwargs}
+        lists = {name: list(arguments.pop(name)) for name in mapped if name in arguments}
         if missing := [name for name in mapped if name not in lists]:
             raise RecipeError(f"{function.__name__}: the list of state dicts {some(missing)} is missing.")
         require_same_keys([each for several in lists.values() for each in several])
@@ -139,7 +137,7 @@ def _mapped(function: Callable[..., Tensor], names: Sequence[str] | None) -> Cal
                     function(
                         **{name: [each[key] for each in several] for name, several in lists.items()},
                         **({"layer_name": key} if named else {}),
-                        **given,
+                        **arguments,
                     ),
                 )
                 for key in first

@@ -53,12 +53,12 @@ def with_values(model: Any, values: Mapping[str, Tensor], **keywords: Any) -> An
         RecipeError: values that are not of a parameter of the model, by their key or by their shape.
     """
     if isinstance(model, str | os.PathLike):
-        made = pipeline_of(os.fspath(model), **keywords)
+        result = pipeline_of(os.fspath(model), **keywords)
     elif isinstance(model, Mapping):
         return values
     else:
-        made = copy.deepcopy(model)
-    module = module_of(made)
+        result = copy.deepcopy(model)
+    module = module_of(result)
     if module is None:
         raise RecipeError(f"cannot write into {brief(model)} of type {type(model).__name__}.")
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -67,7 +67,7 @@ def with_values(model: Any, values: Mapping[str, Tensor], **keywords: Any) -> An
         for key, parameter in parameters.items():
             if key in values:
                 parameter.copy_(round_to(values[key], parameter.dtype))
-    return made
+    return result
 
 
 def _check_fits(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mecha_exp.api import merge
-from mecha_exp.errors import ConfigError, RecipeError
+from mecha_exp.errors import ConfigError, RecipeError, counted
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
 from mecha_exp.mergecraft.arithmetic import StateDict
 from mecha_exp.mergecraft.decorators import model_merge
@@ -35,7 +35,9 @@ def task(models: Models, base_index: int = 0, signs: Sequence[int] | None = None
     base, others = _around(models, base_index)
     signs = [1] * len(others) if signs is None else list(signs)
     if len(signs) != len(others) or any(sign not in (-1, 1) for sign in signs):
-        raise RecipeError(f"signs: expected 1 or -1 for each of {len(others)} models, got {signs}.")
+        raise RecipeError(
+            f"signs: expected 1 or -1 for each of {counted(len(others), 'model')}, got {signs}."
+        )
     weights = [sign / len(others) for sign in signs]
     return _computed(call("task_arithmetic", base, *others, weights=weights))
 

@@ -12,7 +12,7 @@ import yaml
 
 from mecha_exp.errors import ConfigError, brief, did_you_mean
 from mecha_exp.mergekit.methods import METHODS, NO_EFFECT
-from mecha_exp.mergekit.reading import Configuration
+from mecha_exp.mergekit.reader import Configuration
 
 _FREE = ("merge_method", "base_model", "dtype", "out_dtype", "chat_template")
 _FIXED = ("name", "tokenizer")

@@ -15,9 +15,9 @@ from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
-from mecha_exp.mergekit.mixtures.reading import Mixture, is_mixture, read_mixture
+from mecha_exp.mergekit.mixtures.reader import Mixture, is_mixture, read_mixture
 from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
-from mecha_exp.mergekit.reading import Configuration, read_configuration
+from mecha_exp.mergekit.reader import Configuration, read_configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.slice_node import SliceBuilder
 from mecha_exp.mergekit.slices import spans_of
@@ -126,13 +126,13 @@ def _merge_of_documents(
         with problems.collected(ConfigError), _of_document(name):
             configurations[name] = read_configuration(with_values(named[name], own))
     problems.raise_as(ConfigError)
-    made: dict[str, StoredModel] = {}
+    merges: dict[str, StoredModel] = {}
     *before, last = in_order(configurations)
     for name in before:
         with _of_document(name):
-            made[name] = build(configurations[name], folders, offline, made).as_model(name)
+            merges[name] = build(configurations[name], folders, offline, merges).as_model(name)
     with _of_document(last):
-        return build(configurations[last], folders, offline, made)
+        return build(configurations[last], folders, offline, merges)
 
 
 def _of_document(name: str) -> AbstractContextManager[None]:
@@ -150,7 +150,7 @@ def build(
     configuration: Configuration,
     folders: Sequence[Path],
     offline: bool,
-    made: Mapping[str, StoredModel] | None = None,
+    merges: Mapping[str, StoredModel] | None = None,
 ) -> Merge:
     """The merge of a configuration that is read.
 
@@ -158,9 +158,9 @@ def build(
         configuration: what is merged.
         folders: where models are looked for.
         offline: whether models of the hub must be in its cache already.
-        made: the merges of other documents, which it names as models.
+        merges: those of other documents, which it names as models.
     """
-    models = find_models(configuration.references, folders, offline, made or {})
+    models = find_models(configuration.references, folders, offline, merges or {})
     spans = spans_of(configuration, models) if configuration.is_sliced else [{}]
     vocabulary = Vocabulary.of(configuration, models)
     slices = [
@@ -179,20 +179,20 @@ def find_models(
     references: Sequence[Reference],
     folders: Sequence[Path],
     offline: bool,
-    made: Mapping[str, StoredModel],
+    merges: Mapping[str, StoredModel],
 ) -> dict[Reference, StoredModel]:
     """Find all models of a configuration, or raise one CheckpointError that names those that are missing."""
     searched = [*folders, *search_path.get_all()]
     models: dict[Reference, StoredModel] = {}
     problems = Problems()
     for reference in references:
-        if reference.path in made and reference.lora:
+        if reference.path in merges and reference.lora:
             raise ConfigError(
                 f"{reference}: {reference.path} is a merge of this file, and an adapter is added to a model "
                 "that is read. Add it to the model that it was trained on."
             )
-        if reference.path in made:
-            models[reference] = made[reference.path]
+        if reference.path in merges:
+            models[reference] = merges[reference.path]
             continue
         with problems.collected(CheckpointError):
             models[reference] = StoredModel.find(reference, searched, offline)

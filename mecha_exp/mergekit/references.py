@@ -129,7 +129,7 @@ class StoredModel:
         return StoredModel(source, path, infos, lora, keys)
 
     def require_movable_rows(self) -> None:
-        """See that its rows of tokens can be moved.
+        """Check that the rows of tokens of a model can be moved.
 
         Raises:
             ConfigError: its adapter changes them, or it is a merge that is not written.

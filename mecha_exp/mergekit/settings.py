@@ -135,7 +135,7 @@ def first_value(settings: Iterable[Setting], key: str, depth: float) -> Scalar |
 
 
 def check_known(config: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """See that the words of a section are known; ConfigError names those that are not."""
+    """Check that the words of a section are known; ConfigError names those that are not."""
     problems = Problems()
     problems.add_all(
         f"{where}: unknown word {word!r}.{did_you_mean(str(word), known)}"
@@ -176,8 +176,8 @@ def output_dtype(config: Mapping[str, Any]) -> str | None:
             raise ConfigError(f"{word}: unknown dtype {config[word]!r}.{did_you_mean(name, _DTYPES)}")
         return name
 
-    given = read_each(dtype, (word for word in ("dtype", "out_dtype") if config.get(word) is not None))
-    return given[-1] if given else None
+    dtypes = read_each(dtype, (word for word in ("dtype", "out_dtype") if config.get(word) is not None))
+    return dtypes[-1] if dtypes else None
 
 
 def _rule(entry: Mapping[str, Any], kind: str, where: str) -> Rule:

@@ -17,7 +17,7 @@ from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dt
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import ModelNode, Node, call
 from mecha_exp.mergekit.methods import IGNORED, OTHER, Arguments, Values
-from mecha_exp.mergekit.reading import Configuration, Slice
+from mecha_exp.mergekit.reader import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.settings import Setting, first_value
 from mecha_exp.mergekit.vocabulary import RowsOf, Vocabulary
@@ -49,8 +49,8 @@ class SliceBuilder:
     def infos(self) -> dict[str, TensorInfo]:
         """The dtype and the shape of every key that the merge of the slice has where it is written."""
         infos: dict[str, TensorInfo] = {}
-        said = self.configuration.dtype
-        dtype = dtype_name(getattr(torch, said)) if said else self._common_dtype()
+        declared = self.configuration.dtype
+        dtype = dtype_name(getattr(torch, declared)) if declared else self._common_dtype()
         for reference, names in self._names.items():
             for key, original in names.items():
                 if key not in infos:

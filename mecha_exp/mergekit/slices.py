@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mecha_exp.errors import ConfigError, counted
-from mecha_exp.mergekit.reading import Configuration, Slice
+from mecha_exp.mergekit.reader import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.recipe.layers import sides
 from mecha_exp.sources.layers import Span

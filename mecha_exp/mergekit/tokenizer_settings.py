@@ -145,7 +145,7 @@ def _of_kind(source: Mapping[str, Any], force: bool, where: str) -> TokenSource:
     if kind != MODEL_TOKEN:
         raise ConfigError(f"{where}.kind: expected {ZERO} or {MODEL_TOKEN}, got {brief(kind)}.")
     check_known(source, ("kind", "model", "token", "token_id"), where)
-    given = [source[word] for word in ("token", "token_id") if source.get(word) is not None]
-    if len(given) != 1 or not (is_whole(source.get("token_id")) or isinstance(given[0], str)):
+    tokens = [source[word] for word in ("token", "token_id") if source.get(word) is not None]
+    if len(tokens) != 1 or not (is_whole(source.get("token_id")) or isinstance(tokens[0], str)):
         raise ConfigError(f"{where}: expected either 'token', a text, or 'token_id', a whole number.")
-    return TokenSource(read_reference(source.get("model"), f"{where}.model"), given[0], force, where)
+    return TokenSource(read_reference(source.get("model"), f"{where}.model"), tokens[0], force, where)

@@ -10,7 +10,7 @@ from typing import Any
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.sidecars import SmallFiles, folder_of
 from mecha_exp.errors import ConfigError
-from mecha_exp.mergekit.reading import Configuration
+from mecha_exp.mergekit.reader import Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.tokenizer_settings import AUTO
 from mecha_exp.mergekit.vocabulary import Vocabulary

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError, ConfigError, counted, some
-from mecha_exp.mergekit.reading import Configuration, Slice
+from mecha_exp.mergekit.reader import Configuration, Slice
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.tokenizer_settings import UNION, TokenizerSettings, TokenSource
 from mecha_exp.recipe.tokens import require_tokenizer, token_rows
@@ -114,10 +114,10 @@ class Vocabulary:
         """
         inputs = [entry.reference for entry in part.inputs]
         defaults = [self._default(token, inputs, part.base) for token in self.tokens]
-        taken = {reference: self._table(reference, inputs, defaults) for reference in inputs}
+        by_reference = {reference: self._table(reference, inputs, defaults) for reference in inputs}
         return {
             r: rows
-            for r, rows in taken.items()
+            for r, rows in by_reference.items()
             if r not in self.same or not _is_as_stored(rows.table, models[r])
         }
 
@@ -159,10 +159,10 @@ class Vocabulary:
                 "rows of these alone. Name one of them."
             )
         numbers = self.numbers[source.model]
-        wanted = token if source.token is None else source.token
-        row = wanted if isinstance(wanted, int) else numbers.get(wanted, -1)
+        source_token = token if source.token is None else source.token
+        row = source_token if isinstance(source_token, int) else numbers.get(source_token, -1)
         if not 0 <= row < self.counts[source.model]:
-            raise ConfigError(f"{source.where}: {source.model} has no row for the token {wanted!r}.")
+            raise ConfigError(f"{source.where}: {source.model} has no row for the token {source_token!r}.")
         return ((source.model, row),)
 
 
@@ -185,7 +185,7 @@ def _numbers(tokenizer: Tokenizer, count: int) -> dict[str, int]:
 def _require_rows(
     tokens: Sequence[str], numbers: Mapping[str, int], donor: Reference, settings: TokenizerSettings
 ) -> None:
-    """See that the model whose tokenizer it is has a row for each token of it."""
+    """Check that a model has a row for each token of its tokenizer."""
     lacking = [repr(token) for token in tokens if token not in numbers]
     if lacking:
         tokens_are = counted(len(lacking), f"token of {donor} is", f"tokens of {donor} are")

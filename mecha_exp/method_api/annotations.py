@@ -100,7 +100,7 @@ def _read_parameter(parameter: inspect.Parameter, owner: str) -> ParameterSpec:
 
 
 def _check_annotated(parameter: inspect.Parameter, owner: str) -> None:
-    """See that a parameter says what it is, and has a name that arguments can be given by."""
+    """Check that a parameter says what it is, and has a name that arguments can be given by."""
     if parameter.annotation is inspect.Parameter.empty:
         raise RecipeError(
             f"{owner}: the parameter '{parameter.name}' has no annotation. Write "

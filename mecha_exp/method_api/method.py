@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from mecha_exp.errors import ArgumentError, RecipeError
+from mecha_exp.errors import ArgumentError, RecipeError, counted
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.method_api.binding import MethodSignature, read_signature
 
@@ -264,6 +264,7 @@ def spread(weights: float | Sequence[float], count: int) -> list[float]:
         return [float(weights)] * count
     if len(weights) != count:
         raise RecipeError(
-            f"{len(weights)} weights are given for {count} models. Give one number, or {count}."
+            f"{counted(len(weights), 'weight is', 'weights are')} given for {counted(count, 'model')}. "
+            f"Give one number, or {count}."
         )
     return [float(w) for w in weights]

@@ -133,7 +133,7 @@ def parse_config(content: Mapping[str, Any], path: Path) -> PeftConfig:
 
 
 def _check_kind(content: Mapping[str, Any], path: Path) -> None:
-    """See that an adapter adds products to weights, and does nothing else."""
+    """Check that an adapter adds products to weights, and does nothing else."""
     kind = str(content.get("peft_type") or "none").upper()
     if kind not in KINDS:
         reason = REASONS.get(kind, "only LoRA, DoRA, LoHa and LoKr are read")
@@ -172,16 +172,16 @@ def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
         return value  # type: ignore[no-any-return]
 
     def pattern(entry: str, whole: bool) -> dict[str, Any]:
-        given = content.get(entry) or {}
-        if not isinstance(given, dict):
-            problems.add(f"{path}: {entry}: expected numbers by the names of modules, got {brief(given)}.")
+        entries = content.get(entry) or {}
+        if not isinstance(entries, dict):
+            problems.add(f"{path}: {entry}: expected numbers by the names of modules, got {brief(entries)}.")
             return {}
-        for expression in given:
+        for expression in entries:
             try:
                 re.compile(expression)
             except re.error as error:
                 problems.add(f"{path}: {entry}: {expression!r} is not a regular expression: {error}.")
-        return {name: number(f"{entry}.{name}", value, whole) for name, value in given.items()}
+        return {name: number(f"{entry}.{name}", value, whole) for name, value in entries.items()}
 
     ranks, alphas = pattern("rank_pattern", True), pattern("alpha_pattern", False)
     rank = number("r", content.get("r", 8), whole=True)

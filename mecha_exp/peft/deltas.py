@@ -10,7 +10,7 @@ from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError
 from mecha_exp.peft.config import config_of
-from mecha_exp.peft.matching import HEADS, Matching
+from mecha_exp.peft.targets import HEADS, Matching
 from mecha_exp.sources.lora import DeltaSource, dtype_of, require_numbers
 from mecha_exp.sources.source import Source, infos_of
 

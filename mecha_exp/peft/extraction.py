@@ -23,7 +23,7 @@ from mecha_exp.graph.nodes import InMemory
 from mecha_exp.numbers import is_whole
 from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
 from mecha_exp.peft.modules import A, B
-from mecha_exp.peft.writing import config_of_ranks, require_adapter_folder, write_adapter
+from mecha_exp.peft.writer import config_of_ranks, require_adapter_folder, write_adapter
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.search import find_model

@@ -82,8 +82,8 @@ class Module:
             return difference({suffix: read(own) for suffix, own in self.factors.items()}) * self.scale
         if self.is_embedding:
             rows, columns = read(self.factors[OF_ROWS]), read(self.factors[OF_COLUMNS])
-            made: Tensor = columns * self.scale @ rows
-            return made.mT
+            transposed: Tensor = columns * self.scale @ rows
+            return transposed.mT
         down, up = read(self.factors[A]), read(self.factors[B])
         product: Tensor = (up.flatten(1) * self.scale @ down.flatten(1)).reshape(up.shape[0], *down.shape[1:])
         return torch.t(product) if self.is_transposed else product
@@ -160,7 +160,7 @@ def fault_of(module: Module, shapes: Mapping[str, Shape], rank: int, target: Ten
         target: the tensor of the model.
     """
     try:
-        made = _shape_of(module, shapes, target.shape)
+        own_shape = _shape_of(module, shapes, target.shape)
     except ConfigError as error:
         return f"{module.name}: {error}"
     of_rank = {
@@ -170,13 +170,15 @@ def fault_of(module: Module, shapes: Mapping[str, Shape], rank: int, target: Ten
     }
     if wrong := [described for described, size in of_rank.items() if size != rank]:
         return f"its configuration says rank {rank}, and {some(wrong)} has another"
-    if made is not None and made != target.shape:
+    if own_shape is not None and own_shape != target.shape:
         listed = some((f"{suffix} {list(shape)}" for suffix, shape in shapes.items() if suffix), 4)
-        return f"{listed} make a difference of shape {list(made)}, and {module.key} is {list(target.shape)}"
+        return (
+            f"{listed} make a difference of shape {list(own_shape)}, and {module.key} is {list(target.shape)}"
+        )
     if "" in shapes and shapes[""] != target.shape:
         return f"{module.whole} is {list(shapes[''])}, and {module.key} of the base {list(target.shape)}"
-    if (magnitude := shapes.get(MAGNITUDE)) is not None and made is not None:
-        outputs = made[-1] if module.is_embedding or module.is_transposed else made[0]
+    if (magnitude := shapes.get(MAGNITUDE)) is not None and own_shape is not None:
+        outputs = own_shape[-1] if module.is_embedding or module.is_transposed else own_shape[0]
         if torch.Size(magnitude).numel() != outputs:
             return f"{MAGNITUDE} {list(magnitude)} does not have a number for each of {outputs} outputs"
     return ""
@@ -190,8 +192,8 @@ def _shape_of(module: Module, shapes: Mapping[str, Shape], target: Shape) -> Sha
     """
     if module.is_lycoris:
         _refuse_other_order(shapes)
-        made = difference_shape({suffix: shape for suffix, shape in shapes.items() if suffix})
-        return target if reshapes(made, target) else made
+        own_shape = difference_shape({suffix: shape for suffix, shape in shapes.items() if suffix})
+        return target if reshapes(own_shape, target) else own_shape
     if BIAS in shapes:
         return shapes[BIAS]
     if OF_ROWS in shapes:
@@ -254,11 +256,11 @@ def base_keys(names: Sequence[str], keys: Iterable[str], ending: str = "") -> di
     """
     known = set(keys)
     firsts = dict.fromkeys(f"{key.partition('.')[0]}." for key in known)
-    found: dict[str, str] = {}
+    full_keys: dict[str, str] = {}
     for name in names:
         ways = ([name], [name.partition(".")[2]], [f"{first}{name}" for first in firsts])
         matches = ([c for c in way if c and f"{c}{ending}" in known] for way in ways)
         match = next(filter(None, matches), [])
         if len(match) == 1:
-            found[name] = f"{match[0]}{ending}"
-    return found
+            full_keys[name] = f"{match[0]}{ending}"
+    return full_keys

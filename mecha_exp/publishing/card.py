@@ -19,7 +19,7 @@ from mecha_exp.engine.provenance import settings_of, versions
 from mecha_exp.errors import brief
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, Node, calls_of, models_of
-from mecha_exp.mergekit.writing import to_mergekit
+from mecha_exp.mergekit.writer import to_mergekit
 from mecha_exp.publishing.inputs import Input, inputs_of
 from mecha_exp.publishing.licences import Licence
 from mecha_exp.recipe.text import serialize
@@ -126,10 +126,10 @@ def _method_lines(recipe: Node) -> Iterator[str]:
 
 def _hyperparameters(call: MergeNode) -> str:
     """The values of a call, those that are the defaults too."""
-    given = dict(call.arguments)
+    arguments = dict(call.arguments)
     words = []
     for spec in call.method.signature.parameters:
-        argument = given.get(spec.name)
+        argument = arguments.get(spec.name)
         if isinstance(argument, LiteralNode):
             value = argument.value
             words.append(f"{spec.name} = {brief(dict(value.words) if isinstance(value, ByKey) else value)}")

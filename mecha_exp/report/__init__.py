@@ -1,15 +1,16 @@
 """The report of a sweep: a table, data files, figures, and a page with all of them.
 
-settings.py  replicates of one setting, and estimates of their metrics
-results.py   the points of a sweep, grouped by setting, ranked and judged
-join.py      several sweeps as one
-table.py     the table on the terminal
-verdict.py   the verdict on the settings, verdict.json, footnotes
-pareto.py    the front of several metrics
-why.py       what moved the metric
-export.py    sweep.csv, sweep.parquet
-figures/     PNG files
-page/        report.html
+settings.py       replicates of one setting, and estimates of their metrics
+results.py        the points of a sweep, grouped by setting, ranked and judged
+sweep_results.py  those of a sweep's records
+join.py           several sweeps as one
+table.py          the table on the terminal
+verdict.py        the verdict on the settings, verdict.json, footnotes
+pareto.py         the front of several metrics
+why/              what moved the metric
+export.py         sweep.csv, sweep.parquet
+figures/          PNG files
+page/             report.html
 """
 
 from __future__ import annotations

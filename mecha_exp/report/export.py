@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mecha_exp.numbers import is_number
-from mecha_exp.report.factors import factor_columns
 from mecha_exp.report.pareto import COLUMN, front_column
 from mecha_exp.report.results import Results
+from mecha_exp.report.why.factors import factor_columns
 from mecha_exp.runs.record import INPUT_PREFIX, Record
 from mecha_exp.runs.values import parse_value
 from mecha_exp.system.texts import csv_text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mecha_exp.report.factors import factor_notes
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.notes import search_notes
-from mecha_exp.report.shapley import shapley_notes
+from mecha_exp.report.why.factors import factor_notes
+from mecha_exp.report.why.shapley import shapley_notes
 
 
 def notes_of(results: Results) -> list[str]:

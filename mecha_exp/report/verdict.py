@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError, counted
 from mecha_exp.lab.points import SEED_PATH, SET_KEY
-from mecha_exp.report.results import REPLICATE_KEYS, Results, results_from
+from mecha_exp.report.results import REPLICATE_KEYS, Results
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
+from mecha_exp.report.sweep_results import results_from
 from mecha_exp.runs.environment import are_mixed
 from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
 from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json
@@ -238,7 +239,7 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
     for candidate in usable:
         sets.setdefault(candidate.replicate, {})[candidate.name] = candidate.outcomes[split]
     named = {task: name for record in results.finished for task, name in record.expert_of.items()}
-    found = []
+    by_set = []
     for outcomes in sets.values():
         known = {task: outcomes[name] for task, name in named.items() if name in outcomes}
         try:
@@ -246,10 +247,10 @@ def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) ->
         except EvaluationError:  # a task that is not measured on this split
             return None
         names = {id(part): name for name, part in outcomes.items()}
-        found.append({task: names[id(part)] for task, part in experts.items()})
+        by_set.append({task: names[id(part)] for task, part in experts.items()})
     return (
-        {task: name for task, name in found[0].items() if all(of_set.get(task) == name for of_set in found)}
-        if found
+        {task: name for task, name in by_set[0].items() if all(of_set.get(task) == name for of_set in by_set)}
+        if by_set
         else {}
     )
 

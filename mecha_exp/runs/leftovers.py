@@ -40,7 +40,7 @@ class Leftover:
     in_use: bool
 
     def remove(self) -> None:
-        """Delete it."""
+        """Delete the leftover."""
         if self.target.is_dir() and not self.target.is_symlink():
             shutil.rmtree(self.target)
         else:

@@ -134,9 +134,9 @@ def special_numbers(folder: Path, other: Path, file: str = CONFIG) -> dict[str, 
     for each in (folder, other):
         fetch_small_files(each)
     before, config, same = (_json(path) or {} for path in (folder / file, other / CONFIG, other / file))
-    given = {**config, **same}
+    settings = {**config, **same}
     names = [f"{kind}_id" for kind in SPECIAL_KINDS]
-    return {name: given.get(name) for name in names if config and (name in before or name in given)}
+    return {name: settings.get(name) for name in names if config and (name in before or name in settings)}
 
 
 def generation_settings(folder: Path, other: Path) -> dict[str, bytes]:

@@ -7,12 +7,12 @@ docs/verdict.md says what each number means and on which assumptions it rests.
 
 from mecha_exp.verdict.candidates import Candidate
 from mecha_exp.verdict.choice import pareto_front
-from mecha_exp.verdict.conclude import conclude
+from mecha_exp.verdict.conclusion import conclude
 from mecha_exp.verdict.intervals import Estimate
 from mecha_exp.verdict.normalisation import Normalised
 from mecha_exp.verdict.result import Column, Comparison, Cost, Score, Verdict, as_json
+from mecha_exp.verdict.sentences import sentence
 from mecha_exp.verdict.tables import caption, latex, markdown
-from mecha_exp.verdict.wording import sentence
 
 __all__ = [
     "Candidate",

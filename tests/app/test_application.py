@@ -18,7 +18,7 @@ from sweep_folders import only_run
 
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
-from mecha_exp.app.words.reading import reorder
+from mecha_exp.app.words.reader import reorder
 from mecha_exp.cli import NO_READER, VERBS
 from mecha_exp.system import progress
 

@@ -362,7 +362,7 @@ REFUSED = {
     ),
     "a number": (
         lambda: m.fisher(of("a"), statistics=m.norm(of("a"))),
-        r"expected statistics\(\.\.\., kind=fisher\) of 1 models",
+        r"expected statistics\(\.\.\., kind=fisher\) of 1 model",
     ),
 }
 

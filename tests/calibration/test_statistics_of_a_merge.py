@@ -27,7 +27,7 @@ from mecha_exp.calibration import (
     calibrate_along_merge,
     calibrate_scaled,
 )
-from mecha_exp.calibration.sequential import blocks_of
+from mecha_exp.calibration.sequential_grams import blocks_of
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, EvaluationError, RecipeError
 from mecha_exp.sources.statistics import METADATA
@@ -411,7 +411,7 @@ def test_statistics_are_measured_once_for_each_set_of_values(bench, kind, monkey
     save_file(load_file("a.safetensors"), "base.safetensors")
     recipe = asked(kind, settings={"data": ["a.pt", "b.pt"], "count": 20})
     first = with_measured(recipe, [])["statistics"]["files"]
-    monkeypatch.setattr("mecha_exp.calibration.sequential.calibrate_along_merge", None)
+    monkeypatch.setattr("mecha_exp.calibration.sequential_grams.calibrate_along_merge", None)
     monkeypatch.setattr("mecha_exp.calibration.calibrate_along_merge", None)
     monkeypatch.setattr("mecha_exp.calibration.calibrate_scaled", None)
 

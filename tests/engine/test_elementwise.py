@@ -11,8 +11,8 @@ from torch import Tensor
 import mecha_exp as m
 from mecha_exp import Parameter, Return, Tile, merge_method, reduction
 from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import with_model_values
-from mecha_exp.engine.ir.program import compile_program
 from mecha_exp.engine.planner.elementwise import (
     check_elementwise,
     refuse_unless_elementwise,

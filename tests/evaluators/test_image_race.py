@@ -19,7 +19,7 @@ from mecha_exp.evaluation import Outcomes, read_scoring
 from mecha_exp.evaluators.pictures.aesthetics import Predictor
 from mecha_exp.evaluators.pictures.racing import best_score
 from mecha_exp.report.figures.contact_sheet import Page, draw_page, pages_of
-from mecha_exp.report.results import results_of
+from mecha_exp.report.sweep_results import results_of
 from mecha_exp.runs.sweep import Sweep
 
 pytest.importorskip("diffusers")

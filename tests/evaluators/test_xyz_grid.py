@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mecha_exp.report.figures.contact_sheet import draw_page, pages_of
-from mecha_exp.report.results import results_of
+from mecha_exp.report.sweep_results import results_of
 from mecha_exp.runs.sweep import Sweep
 
 pytest.importorskip("diffusers")

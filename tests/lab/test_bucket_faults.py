@@ -11,7 +11,7 @@ from buckets import at_first, busy, cut, short
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.store import ResultStore
-from mecha_exp.lab.stored import StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import StoredEvaluation, StoredMerge
 
 pytestmark = pytest.mark.libraries
 

@@ -8,7 +8,7 @@ import pytest
 
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.store import ResultStore
-from mecha_exp.lab.stored import ModelFile, StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import ModelFile, StoredEvaluation, StoredMerge
 from mecha_exp.system.atomic_write import atomic_write_text
 
 KEYS = ["digits-1", "margin-2"]

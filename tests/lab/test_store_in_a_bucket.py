@@ -7,7 +7,7 @@ import pytest
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.bucket import BucketStore, open_store
 from mecha_exp.lab.store import ResultStore
-from mecha_exp.lab.stored import StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import StoredEvaluation, StoredMerge
 
 pytestmark = pytest.mark.libraries
 

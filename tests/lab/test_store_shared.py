@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.lab.store import ResultStore
-from mecha_exp.lab.stored import StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import StoredEvaluation, StoredMerge
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 

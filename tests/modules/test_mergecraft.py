@@ -145,7 +145,7 @@ def test_state_dicts_have_arithmetic():
         (lambda: mergecraft.slerp([BASE, ONE, TWO]), "it interpolates between two models, got 3"),
         (
             lambda: mergecraft.task([BASE, ONE], signs=[2]),
-            "signs: expected 1 or -1 for each of 1 models",
+            "signs: expected 1 or -1 for each of 1 model,",
         ),
         (lambda: mergecraft.ties([BASE, ONE], base_index=4), "base_index: expected the number of the base"),
         (lambda: mergecraft.dare([BASE, ONE], p=1.0), "p: expected a fraction of at least 0 and below 1"),

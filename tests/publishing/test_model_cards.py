@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from mecha_exp import Job, from_mergekit, merge, merge_many, weighted_sum
 from mecha_exp.graph.nodes import call
 from mecha_exp.lab.content_hash import content_of
-from mecha_exp.mergekit.writing import to_mergekit
+from mecha_exp.mergekit.writer import to_mergekit
 from mecha_exp.publishing.inputs import inputs_of
 from mecha_exp.publishing.licences import front_matter_of, licence_of
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from mecha_exp import merge, weighted_sum
-from mecha_exp.checkpoint.remote import RemoteFile, kept, lookup, pieces
+from mecha_exp.checkpoint.remote import RemoteFile, content_cache, lookup, pieces
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of, is_hash, unread_bytes
 from mecha_exp.sources.search import find_model
@@ -85,7 +85,7 @@ def test_the_same_bytes_at_another_address_are_another_content(file, address, se
 
 
 def test_what_is_kept_is_not_fetched_again(file, address, server, tmp_path):
-    kept.keep_in(str(tmp_path / "kept"))
+    content_cache.keep_in(str(tmp_path / "kept"))
     first = merge(weighted_sum(address, file, alpha=0.3))
     sent = server.sent
 
@@ -98,7 +98,7 @@ def test_what_is_kept_is_not_fetched_again(file, address, server, tmp_path):
 
 
 def test_processes_that_read_at_the_same_time_fetch_a_file_once(file, address, server, tmp_path):
-    kept.keep_in(str(tmp_path / "kept"))
+    content_cache.keep_in(str(tmp_path / "kept"))
     path = find_model(address, [])
     server.latency, server.sent = 0.05, 0
     processes = multiprocessing.get_context("spawn")
@@ -116,7 +116,7 @@ def test_processes_that_read_at_the_same_time_fetch_a_file_once(file, address, s
 
 
 def test_what_is_kept_of_one_version_is_not_taken_for_another(file, address, tmp_path):
-    kept.keep_in(str(tmp_path / "kept"))
+    content_cache.keep_in(str(tmp_path / "kept"))
     merge(weighted_sum(address, file, alpha=0.3))
     other = {f"layers.{n}": torch.randn(100_000) for n in range(4)}
     save_file(other, file)
@@ -128,7 +128,7 @@ def test_what_is_kept_of_one_version_is_not_taken_for_another(file, address, tmp
 
 
 def test_a_damaged_range_is_fetched_again(file, address, tmp_path):
-    kept.keep_in(str(tmp_path / "kept"))
+    content_cache.keep_in(str(tmp_path / "kept"))
     first = merge(weighted_sum(address, file, alpha=0.3))
     for path in (tmp_path / "kept").rglob("*-*"):
         if path.is_file():
@@ -144,7 +144,7 @@ def test_a_damaged_range_is_fetched_again(file, address, tmp_path):
 
 def test_no_more_is_kept_than_is_allowed(file, address, server, tmp_path):
     limit = 900_000
-    kept.keep_in(str(tmp_path / "kept"), limit)
+    content_cache.keep_in(str(tmp_path / "kept"), limit)
 
     merge(weighted_sum(address, file, alpha=0.3))
 
@@ -163,7 +163,7 @@ def _read_in(path: Path, together, results) -> None:
 
 @pytest.mark.heavy
 def test_several_processes_share_the_folder(file, address, tmp_path, monkeypatch):
-    kept.keep_in(str(tmp_path / "kept"), 900_000)
+    content_cache.keep_in(str(tmp_path / "kept"), 900_000)
     spawn = multiprocessing.get_context("spawn")
     together, results = spawn.Barrier(3), spawn.Queue()
     path = find_model(address, [])

@@ -20,7 +20,7 @@ from mecha_exp.checkpoint.upload import resumable
 from mecha_exp.errors import CheckpointError, MergeError
 from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, unread_bytes
-from mecha_exp.lab.stored import StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import StoredEvaluation, StoredMerge
 from mecha_exp.sources.search import find_model
 
 pytestmark = pytest.mark.libraries

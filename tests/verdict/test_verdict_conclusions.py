@@ -11,7 +11,7 @@ import pytest
 
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, as_json, conclude, latex, markdown, sentence
-from mecha_exp.verdict.wording import ONE_NUMBER
+from mecha_exp.verdict.sentences import ONE_NUMBER
 
 SIZES = {"validation": 200, "test": 400}
 QUICK = {"resamples": 200, "flips": 199}

@@ -99,8 +99,8 @@ def _parts(kind: str, keys: Sequence[str], anatomy: Anatomy) -> dict[str, str]:
     if kind == KEY:
         return {key: key for key in keys}
     named = anatomy.components if kind == "component" else anatomy.blocks
-    wanted = set(anatomy.config.layers()) if kind == "layer" else set(named.values())
-    return {key: named[key] for key in keys if named.get(key) in wanted and named[key]}
+    parts = set(anatomy.config.layers()) if kind == "layer" else set(named.values())
+    return {key: named[key] for key in keys if named.get(key) in parts and named[key]}
 
 
 def _list(values: Sequence[float]) -> str:

@@ -68,8 +68,8 @@ class Experiment:
                 "recipe=task_arithmetic, or recipe=elected_task_arithmetic (AdaMerging++), with models.base "
                 "and models.experts."
             )
-        given = ("base", "models", "weights", "scale")
-        settings = {name: value for name, value in arguments.items() if name not in given}
+        own_arguments = ("base", "models", "weights", "scale")
+        settings = {name: value for name, value in arguments.items() if name not in own_arguments}
         return cls(point, arguments["base"], tuple(models), method, settings)
 
     @property
@@ -80,8 +80,8 @@ class Experiment:
     def recipe(self, coefficients: Coefficients, values: Floats) -> Node:
         """The recipe with these weights, as a point has it."""
         weights = coefficients.weights(values)
-        given = weights if isinstance(weights, list) else by_key(weights)
-        return call(self.method, self.base, *self.experts, weights=given, scale=1.0, **self.settings)
+        argument = weights if isinstance(weights, list) else by_key(weights)
+        return call(self.method, self.base, *self.experts, weights=argument, scale=1.0, **self.settings)
 
     @property
     def identity(self) -> list[str]:
@@ -104,10 +104,10 @@ class Experiment:
             return
         vectors = folder / VECTORS
         try:
-            made = self._made_vectors(vectors)
-            recipe = call(PLAIN, self.base, *made, weights=[1.0] * len(made), scale=1.0)
+            task_vectors = self._made_vectors(vectors)
+            recipe = call(PLAIN, self.base, *task_vectors, weights=[1.0] * len(task_vectors), scale=1.0)
             with plan([Job(recipe, {})], self.point.options) as planned:
-                yield TaskVectors.of(self.base, made, planned.sources)
+                yield TaskVectors.of(self.base, task_vectors, planned.sources)
         finally:
             shutil.rmtree(vectors, ignore_errors=True)
 
@@ -139,13 +139,13 @@ class Experiment:
             ConfigError: a key comes out otherwise, such as running statistics that are pooled.
         """
         values = _different_values(coefficients)
-        made: dict[str, torch.Tensor] = {}
-        job = Job(self.recipe(coefficients, values), made, torch.float32)
+        merged: dict[str, torch.Tensor] = {}
+        job = Job(self.recipe(coefficients, values), merged, torch.float32)
         with plan([job], self.point.options) as planned:
             run_plan(planned)
         expected = vectors.merged(coefficients.by_key(values))
         for key in vectors.keys:
-            if not _alike(made.get(key), expected[key]):
+            if not _alike(merged.get(key), expected[key]):
                 raise ConfigError(
                     f"sweep=gradient: the engine does not merge '{key}' as base + sum of weight (expert - "
                     "base), so a gradient would be that of another model. For running statistics set "
@@ -160,9 +160,9 @@ def _different_values(coefficients: Coefficients) -> Floats:
     return np.array(numbers, dtype=np.float64).reshape(parts, experts)
 
 
-def _alike(made: torch.Tensor | None, expected: torch.Tensor) -> bool:
+def _alike(merged: torch.Tensor | None, expected: torch.Tensor) -> bool:
     """Whether a merged tensor is what the sum of task vectors gives, up to rounding."""
-    if made is None or made.shape != expected.shape:
+    if merged is None or merged.shape != expected.shape:
         return False
     scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return bool(((made - expected).abs() <= 1e-4 * scale).all())
+    return bool(((merged - expected).abs() <= 1e-4 * scale).all())

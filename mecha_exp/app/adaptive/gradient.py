@@ -152,8 +152,8 @@ def _numbers(settings: DictConfig) -> tuple[float, float, float]:
 
 def _start(value: Any, experts: int, low: float, high: float) -> Floats:
     """The weight of each expert to begin with."""
-    given = as_list(value)
-    numbers = given * experts if len(given) == 1 else given
+    values = as_list(value)
+    numbers = values * experts if len(values) == 1 else values
     if len(numbers) != experts or not all(type(n) in (int, float) and low <= n <= high for n in numbers):
         raise ConfigError(
             f"sweep.start={value}: expected one number from {low:g} to {high:g} (sweep.low, sweep.high), or "

@@ -15,11 +15,11 @@ from mecha_exp.app.sweep.experts import check_distinct_experts, check_lists, exp
 from mecha_exp.app.sweep.hyperparameters import GROUP, drop_unused
 from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.app.words.plain import resolved
+from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import LEARNED_KEY, SOUP_KEY, STEP_KEY, SUBSET_KEY, Setting
-from mecha_exp.report.adaptive import GRADIENT, GREEDY_SOUP, NOTHING
+from mecha_exp.report.adaptive_records import GRADIENT, GREEDY_SOUP, NOTHING
 
 EXPERT, KEY = "expert", "key"
 KINDS = (EXPERT, "component", "layer", "block", KEY)

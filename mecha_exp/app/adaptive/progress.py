@@ -11,7 +11,7 @@ import numpy as np
 
 from mecha_exp.app.adaptive.optimiser import Adam, Floats
 from mecha_exp.errors import ConfigError
-from mecha_exp.report.adaptive import LOSSES_FILE, WEIGHTS_FILE
+from mecha_exp.report.adaptive_records import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
 from mecha_exp.system.texts import csv_text
 

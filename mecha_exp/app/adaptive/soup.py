@@ -21,7 +21,7 @@ from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean
 from mecha_exp.evaluation import Outcomes
 from mecha_exp.lab.points import TRIAL, Setting
 from mecha_exp.numbers import is_number
-from mecha_exp.report.adaptive import CHOICES_FILE
+from mecha_exp.report.adaptive_records import CHOICES_FILE
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, POINT, WHOLE, models_in, read_outcomes
 from mecha_exp.runs.record import Record
 from mecha_exp.system.atomic_write import atomic_write_text

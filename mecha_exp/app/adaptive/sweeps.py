@@ -8,7 +8,7 @@ from mecha_exp.app.adaptive.gradient import learning_of
 from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.adaptive.request import Request
 from mecha_exp.app.adaptive.soup import soup_of
-from mecha_exp.report.adaptive import GRADIENT, GREEDY_SOUP
+from mecha_exp.report.adaptive_records import GRADIENT, GREEDY_SOUP
 
 _MAKERS: Mapping[str, Callable[[Request], AdaptiveSweep]] = {GRADIENT: learning_of, GREEDY_SOUP: soup_of}
 

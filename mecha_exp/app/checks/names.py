@@ -13,8 +13,8 @@ from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.hydra.compose import Composer
 from mecha_exp.app.recipes.templates import is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import recipes_with
-from mecha_exp.app.words.plain import as_written, entry
-from mecha_exp.app.words.quoting import shell_word
+from mecha_exp.app.words.plain_data import as_written, entry
+from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
 from mecha_exp.graph.curves import PRESETS

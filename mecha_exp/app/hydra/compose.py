@@ -28,7 +28,7 @@ from yaml import MarkedYAMLError
 from mecha_exp.app.hydra.jobs import Jobs, parse_override
 from mecha_exp.app.hydra.loader import Loader
 from mecha_exp.app.hydra.options import register_choices, register_presets
-from mecha_exp.app.words.quoting import explain
+from mecha_exp.app.words.quotes import explain
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.system.write_errors import write_sentence
 

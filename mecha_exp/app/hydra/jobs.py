@@ -29,7 +29,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf._utils import get_omega_conf_dumper
 
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.errors import ConfigError, brief
 
 

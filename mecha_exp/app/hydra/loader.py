@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig
 
 from mecha_exp.app.hydra.jobs import decides_files, note_task, parse_override
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain_data import as_written
 
 _FOLDERS_AND_MODE = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Settings of Hydra that are only values, which a command sets after its check."""

@@ -15,7 +15,7 @@ from mecha_exp.engine import EngineOptions, Job, merge_many
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.nodes import ModelNode, call
 from mecha_exp.peft.extraction import extract_adapter, require_rank
-from mecha_exp.peft.writing import require_adapter_folder
+from mecha_exp.peft.writer import require_adapter_folder
 from mecha_exp.sources.search import find_model
 
 RANK = "rank"
@@ -48,7 +48,7 @@ class AdapterOutput:
         Raises:
             CheckpointError: as `extract_adapter` raises it.
         """
-        made = extract_adapter(
+        adapter = extract_adapter(
             merged,
             self.base,
             self.path,
@@ -56,7 +56,7 @@ class AdapterOutput:
             modules_to_save=self.modules_to_save,
             leave_out=self.leave_out,
         )
-        return {"adapter/rank": float(max(made.ranks.values())), "adapter/relative_error": made.error}
+        return {"adapter/rank": float(max(adapter.ranks.values())), "adapter/relative_error": adapter.error}
 
     def model(self, adapter: Path) -> dict[str, Tensor]:
         """The base with an adapter, in the dtypes of the base: what the adapter is measured as."""
@@ -111,8 +111,8 @@ def adapter_output(config: Mapping[str, Any], folder: Path, options: EngineOptio
 
 
 def _names(output: Mapping[str, Any], setting: str) -> tuple[str, ...]:
-    given = output.get(setting) or ()
-    names = [given] if isinstance(given, str) else given
+    value = output.get(setting) or ()
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"output.{setting}: expected a list of names, got {given!r}.")
+        raise ConfigError(f"output.{setting}: expected a list of names, got {value!r}.")
     return tuple(names)

@@ -71,7 +71,7 @@ def _means(value: ByKey, anatomy: Anatomy) -> dict[str, float]:
             by_block.setdefault(block, []).append(float(bound(key)))  # type: ignore[arg-type]
         except (MechaError, TypeError, ValueError):  # no value, or not a number
             continue
-    return {block: math.fsum(found) / len(found) for block, found in _ordered(by_block, anatomy) if found}
+    return {block: math.fsum(values) / len(values) for block, values in _ordered(by_block, anatomy) if values}
 
 
 def _ordered(by_block: Mapping[str, list[float]], anatomy: Anatomy) -> list[tuple[str, list[float]]]:

@@ -49,12 +49,12 @@ def with_measured(recipe: Any, folders: Sequence[Path]) -> Any:
         ConfigError: everything that is wrong with a measurement.
         MechaError: a model is missing, or the measurement fails.
     """
-    return _replaced(recipe, lambda given: [str(path) for path in _measured(given, folders)])
+    return _replaced(recipe, lambda mapping: [str(path) for path in _measured(mapping, folders)])
 
 
 def without_measured(recipe: Any) -> Any:
     """A configured recipe with no files in the places that say how statistics are measured."""
-    return _replaced(recipe, lambda given: [])
+    return _replaced(recipe, lambda mapping: [])
 
 
 def _replaced(value: Any, files: Callable[[Mapping[str, Any]], list[str]]) -> Any:
@@ -89,8 +89,8 @@ class _Measurement:
 
     def path(self, index: int) -> Path:
         """The file of an expert's statistics: named by all that decides its content."""
-        from mecha_exp.calibration.calibrate import code_version
-        from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+        from mecha_exp.calibration.loader import hash_of_code, hash_of_data
+        from mecha_exp.calibration.measurement import code_version
 
         those = range(len(self.models)) if self.kind == "along_merge" else (index,)
         facts = {
@@ -110,7 +110,7 @@ class _Measurement:
     def request(self, index: int) -> Any:
         """What is measured of an expert. Models are named without folders, so files are alike anywhere."""
         from mecha_exp.calibration import Request
-        from mecha_exp.calibration.loading import hash_of_code, hash_of_data
+        from mecha_exp.calibration.loader import hash_of_code, hash_of_data
 
         names = [name for name in ("labels", "seed", "memory") if name in self.settings]
         module = self.settings.get("module")
@@ -134,9 +134,9 @@ class _Measurement:
         return load_subject(stored, self.data[index], module, count, **texts)
 
 
-def _measured(given: Mapping[str, Any], folders: Sequence[Path]) -> list[Path]:
+def _measured(mapping: Mapping[str, Any], folders: Sequence[Path]) -> list[Path]:
     """The files of statistics that a mapping asks for, which are measured where they are missing."""
-    measurement = _read(given, folders)
+    measurement = _read(mapping, folders)
     paths = [measurement.path(index) for index in range(len(measurement.models))]
     if all(path.exists() for path in paths):
         return paths
@@ -151,7 +151,7 @@ def _measured(given: Mapping[str, Any], folders: Sequence[Path]) -> list[Path]:
 def _measure_along_merge(measurement: _Measurement, paths: Sequence[Path]) -> None:
     """Measure all experts along their merge, and write their Gram matrices."""
     from mecha_exp.calibration import Expert, calibrate_along_merge
-    from mecha_exp.calibration.sequential import blocks_of
+    from mecha_exp.calibration.sequential_grams import blocks_of
 
     with ExitStack() as stack:
         experts = []
@@ -185,43 +185,43 @@ def _measure_scaled(measurement: _Measurement, paths: Sequence[Path]) -> None:
             )
 
 
-def _read(given: Mapping[str, Any], folders: Sequence[Path]) -> _Measurement:
+def _read(mapping: Mapping[str, Any], folders: Sequence[Path]) -> _Measurement:
     """The measurement that a mapping asks for.
 
     Raises:
         ConfigError: everything that is wrong with it.
         CheckpointError: a model does not exist.
     """
-    kind, problems = str(given[CALIBRATE]), Problems()
+    kind, problems = str(mapping[CALIBRATE]), Problems()
     if kind not in _OWN:
         raise ConfigError(f"{CALIBRATE}: {kind}: expected {' or '.join(_OWN)}.{did_you_mean(kind, _OWN)}")
-    for name in given.keys() - {CALIBRATE, *_OWN[kind]}:
+    for name in mapping.keys() - {CALIBRATE, *_OWN[kind]}:
         problems.add(f"{CALIBRATE}={kind}: it takes no '{name}'.{did_you_mean(str(name), _OWN[kind])}")
     for name in _OWN[kind]:
-        if name not in given:
+        if name not in mapping:
             problems.add(f"{CALIBRATE}={kind}: '{name}' is missing.")
     problems.raise_as(ConfigError)
-    if not isinstance(given["settings"], Mapping):
+    if not isinstance(mapping["settings"], Mapping):
         raise ConfigError(
-            f"calibration: expected settings such as calibration.count=100, got {given['settings']!r}."
+            f"calibration: expected settings such as calibration.count=100, got {mapping['settings']!r}."
         )
-    if given.get("base", "") is None:
+    if mapping.get("base", "") is None:
         raise ConfigError("models.base: the method scales task vectors from a base, and there is none.")
-    settings = {name: value for name, value in given["settings"].items() if value is not None}
-    models = [str(model) for model in given["models"]]
+    settings = {name: value for name, value in mapping["settings"].items() if value is not None}
+    models = [str(model) for model in mapping["models"]]
     data = settings.pop("data", ())
     _check_settings(settings, data, models, problems)
-    scales = given.get("scales", ())
+    scales = mapping.get("scales", ())
     if isinstance(scales, int | float):
         scales = [scales] * len(models)
     given_scales, experts = counted(len(scales), "is", "are"), counted(len(models), "expert")
     if "scales" in _OWN[kind] and len(scales) != len(models):
         problems.add(f"scales: {given_scales} given for {experts}. Give one number, or {len(models)}.")
-    alpha = given.get("alpha", 0.0)
+    alpha = mapping.get("alpha", 0.0)
     if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
         problems.add(f"damping: expected one number from 0 to 1 for all layers, got {alpha!r}.")
     problems.raise_as(ConfigError)
-    base = find_model(str(given["base"]), folders) if "base" in given else None
+    base = find_model(str(mapping["base"]), folders) if "base" in mapping else None
     files = tuple(find_model(model, folders) for model in models)
     numbers = tuple(float(scale) for scale in scales)
     return _Measurement(kind, files, base, float(alpha), numbers, tuple(map(str, data)), settings)

@@ -44,18 +44,18 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
         return merge_of_mergekit(config, folders).recipe
     recipe = _built(with_measured(config.get("recipe"), folders), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
-    given = {name: config[name] for name in names if config.get(name) is not None}
-    return for_keys(fill_from_files(recipe, given, folders), config.get(KEYS))
+    values = {name: config[name] for name in names if config.get(name) is not None}
+    return for_keys(fill_from_files(recipe, values, folders), config.get(KEYS))
 
 
 def _require_free_names(path: Path, reserved: Sequence[str]) -> None:
-    """See that values of the bench are not taken for values of a document of that name."""
+    """Check that no document is named like a value of the bench, so that neither is taken for the other."""
     documents = load_documents(path)
-    taken = sorted(by_name(documents).keys() & set(reserved)) if len(documents) > 1 else []
-    if taken:
+    clashes = sorted(by_name(documents).keys() & set(reserved)) if len(documents) > 1 else []
+    if clashes:
         raise ConfigError(
-            f"{path}: a document has the name {taken[0]!r}, which has a meaning of its own here: "
-            f"{taken[0]}.dtype would be read as both. Give it another name."
+            f"{path}: a document has the name {clashes[0]!r}, which has a meaning of its own here: "
+            f"{clashes[0]}.dtype would be read as both. Give it another name."
         )
 
 
@@ -66,9 +66,9 @@ def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mer
         MechaError: as `from_mergekit` raises it; or it is a mixture of experts, which has no signature.
     """
     path = find_recipe(Path(config["recipe"][MERGEKIT]), folders)
-    given = {name: _value_at(config, name) for name in paths_in(path)}
+    values = {name: _value_at(config, name) for name in paths_in(path)}
     offline = bool((config.get("hub") or {}).get("offline", True))
-    merge = read_merge(path, {name: v for name, v in given.items() if v is not None}, folders, offline)
+    merge = read_merge(path, {name: v for name, v in values.items() if v is not None}, folders, offline)
     if any(isinstance(model.source, InMemory) for model in models_of(merge.recipe)):
         raise ConfigError(
             f"{path} is a mixture of experts, whose gates are made in memory, so that a run could not be "

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mecha_exp.checkpoint import Checkpoint
+from mecha_exp.checkpoint import Checkpoint, is_file_name
 from mecha_exp.engine.provenance import KEY, Origin
 from mecha_exp.errors import ConfigError
 from mecha_exp.lab.content_hash import content_of
@@ -119,7 +119,7 @@ def _of_run(run: Run, source: str) -> Original:
         model=present,
         metrics=record.metrics,
         folder=run.folder,
-        is_folder=model is not None and model.suffix != ".safetensors",
+        is_folder=model is not None and not is_file_name(model),
     )
 
 

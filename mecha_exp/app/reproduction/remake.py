@@ -16,6 +16,7 @@ from mecha_exp.app.provenance import environment
 from mecha_exp.app.reproduction.comparison import Outcome, compare_bytes, compare_numbers
 from mecha_exp.app.reproduction.original import Original
 from mecha_exp.app.reproduction.sources import restore_plugins
+from mecha_exp.checkpoint import is_file_name
 from mecha_exp.checkpoint.formats import SAFETENSORS
 from mecha_exp.checkpoint.remote import place_of
 from mecha_exp.engine.code_hash import code_hashes
@@ -83,11 +84,11 @@ def _find_inputs(
     recipe: Node, original: Original, folders: Sequence[Path], outcome: Outcome
 ) -> dict[ModelNode, Path | None]:
     """The current path of each input. A missing or changed input is a difference."""
-    found: dict[ModelNode, Path | None] = {}
+    paths: dict[ModelNode, Path | None] = {}
     for model, known in itertools.zip_longest(models_of(recipe), original.inputs):
         if model is None:
             break
-        path = found[model] = _find_input(str(model.source), known, folders)
+        path = paths[model] = _find_input(str(model.source), known, folders)
         if path is None:
             outcome.differences.append(f"the input {model.source} is missing (SHA-256 {known or 'unknown'})")
             continue
@@ -97,7 +98,7 @@ def _find_inputs(
         place = place_of(path)
         moved = "" if place == model.source else f", found as {place}"
         outcome.inputs.append(f"{model.source}{moved}{', the same content' if now == known else ''}")
-    return found
+    return paths
 
 
 def _change(known: str, now: str) -> str:
@@ -128,15 +129,15 @@ def _find_input(source: str, content: str | None, folders: Sequence[Path]) -> Pa
 def _other_environment(original: Original, recipe: Node) -> list[str]:
     """Each version, feature and method that has changed since."""
     now = environment()
-    found = [
+    differences = [
         f"{name}: {then} then, {now.get(name, 'none')} now"
         for name, then in original.versions.items()
         if now.get(name) != then and not name.startswith("git/diff")
     ]
     code = code_hashes(recipe)
     changed = [name for name, then in original.methods.items() if code.get(name) != then]
-    found += [f"the code of the method '{name}'" for name in changed]
-    return found + _kept_changes(original.folder, found)
+    differences += [f"the code of the method '{name}'" for name in changed]
+    return differences + _kept_changes(original.folder, differences)
 
 
 def _kept_changes(run: Path | None, differences: Sequence[str]) -> list[str]:
@@ -159,8 +160,8 @@ def _point(original: Original, recipe: Node, scratch: Path) -> Point:
     """A point with the original settings that change bits; the others suit this machine."""
     text = scratch / "recipe.mecha"
     text.write_text(original.recipe, encoding="utf-8")
-    given = original.config.get("engine") or {}
-    engine = {name: given[name] for name in SETTINGS if name in given}
+    options = original.config.get("engine") or {}
+    engine = {name: options[name] for name in SETTINGS if name in options}
     output = {"dtype": "input", **(original.config.get("output") or {})}
     config: dict[str, Any] = {
         "models": {},
@@ -177,6 +178,6 @@ def _point(original: Original, recipe: Node, scratch: Path) -> Point:
 def _model_name(original: Original, point: Point) -> str:
     """The name of the reproduced model: a folder if the original was one, else a file."""
     path = (original.config.get("output") or {}).get("path")
-    is_file = point.shard_size is None and (path is None or str(path).endswith(".safetensors"))
+    is_file = point.shard_size is None and (path is None or is_file_name(Path(path)))
     is_file = is_file and not original.is_folder
     return "model.safetensors" if is_file else "model"

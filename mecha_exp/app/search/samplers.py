@@ -99,8 +99,10 @@ class Sampler:
         if self.name not in _STARTUP:
             return self.name == "random"
         option, default = _STARTUP[self.name]
-        told = sum(t.values is not None or (t.dropped is not None and self.name == "tpe") for t in earlier)
-        return told < int(self.options.get(option, default))
+        finished = sum(
+            t.values is not None or (t.dropped is not None and self.name == "tpe") for t in earlier
+        )
+        return finished < int(self.options.get(option, default))
 
 
 def require_optuna() -> None:

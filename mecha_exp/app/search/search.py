@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.search.samplers import Sampler
-from mecha_exp.app.search.shared import Entry, SharedStudy
+from mecha_exp.app.search.shared_study import Entry, SharedStudy
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.study import next_trials
 from mecha_exp.app.search.study_file import open_study_file
@@ -106,10 +106,10 @@ class Search:
         stored = open_study_file(folder, self.title, self.space, [*self.objectives.values()])
         stored.write(trials)
         while (start := len(trials)) < total:
-            asked = self._ask(trials, min(self.batch, total - start))
-            write_trials(folder, self.space, self.sampler, [*trials, *asked])
-            yield self._batch(asked, start)
-            trials = [*trials, *self._measured(asked, folder, start)]
+            new_trials = self._ask(trials, min(self.batch, total - start))
+            write_trials(folder, self.space, self.sampler, [*trials, *new_trials])
+            yield self._batch(new_trials, start)
+            trials = [*trials, *self._measured(new_trials, folder, start)]
             stored.write(trials)
 
     def _shared_batches(self, folder: Path, study: SharedStudy) -> Iterator[Batch]:

@@ -12,13 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.batch import MOST_POINTS, plan_batches
 from mecha_exp.app.point import Point
-from mecha_exp.app.search.known import known_trials
+from mecha_exp.app.search.known_results import known_trials
 from mecha_exp.app.search.samplers import checked_sampler, require_optuna
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.space import Parameters, Space
 from mecha_exp.app.search.storage import open_shared
 from mecha_exp.app.sweep.settings import checked_count, require_numbered_folders
-from mecha_exp.app.words.plain import resolved
+from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, counted, did_you_mean, prefixed
 from mecha_exp.evaluation import Scoring
@@ -99,17 +99,17 @@ def _checked_objectives(direction: Any, scoring: Scoring) -> dict[str, str]:
     objectives = dict(scoring.objectives) or {scoring.metric: scoring.direction}
     if direction is None:
         return objectives
-    given = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
-    if len(given) != len(objectives):
+    words = list(direction) if OmegaConf.is_list(direction) else [direction] * len(objectives)
+    if len(words) != len(objectives):
         raise ConfigError(
             f"sweep.direction={direction}: expected a direction for each of {', '.join(objectives)}. Leave "
             "it out, since it only checks those of the evaluator."
         )
-    for asked, (metric, better) in zip(given, objectives.items(), strict=True):
-        if asked not in DIRECTIONS:
-            hint = did_you_mean(str(asked), DIRECTIONS)
+    for word, (metric, better) in zip(words, objectives.items(), strict=True):
+        if word not in DIRECTIONS:
+            hint = did_you_mean(str(word), DIRECTIONS)
             raise ConfigError(f"sweep.direction={direction}: expected {' or '.join(DIRECTIONS)}.{hint}")
-        if asked != better:
+        if word != better:
             raise ConfigError(
                 f"sweep.direction={direction} looks for the worst {metric}, whose evaluator says {better}. "
                 "Leave sweep.direction out."

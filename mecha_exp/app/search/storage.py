@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.search.locks import FileLocks, Locks, MySQLLocks, PostgresLocks
-from mecha_exp.app.search.shared import SharedStudy
+from mecha_exp.app.search.shared_study import SharedStudy
 from mecha_exp.app.search.space import Space
 from mecha_exp.errors import ConfigError, first_line
 from mecha_exp.system.optuna_log import quiet_optuna

@@ -105,8 +105,10 @@ def _study(
     import optuna
 
     storage = optuna.storages.InMemoryStorage()
-    made = sampler.make(len(trials))
-    study = optuna.create_study(storage=storage, study_name=_NAME, sampler=made, directions=directions)
+    optuna_sampler = sampler.make(len(trials))
+    study = optuna.create_study(
+        storage=storage, study_name=_NAME, sampler=optuna_sampler, directions=directions
+    )
     for trial in trials:
         state = {key: value for key, value in trial.state.items() if key not in _OURS}
         study.add_trial(frozen_trial(space, trial, system_attrs=state))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.app.search.shared import POINT
+from mecha_exp.app.search.shared_study import POINT
 from mecha_exp.app.search.space import Space
 from mecha_exp.app.search.study import frozen_trial, outcome_of
 from mecha_exp.app.search.trials import Trial

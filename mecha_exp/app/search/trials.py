@@ -68,7 +68,7 @@ def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
         content = json.loads(path.read_text(encoding="utf-8"))
         description = content["space"]
         chosen_by = content.get("sampler", str(sampler))  # earlier versions did not name it
-        trials = [Trial(asked["parameters"], asked["state"]) for asked in content["trials"]]
+        trials = [Trial(entry["parameters"], entry["state"]) for entry in content["trials"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}. Delete it to search anew.") from None
     if description != space.description:
@@ -86,6 +86,6 @@ def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
 
 def write_trials(folder: Path, space: Space, sampler: Sampler, trials: Sequence[Trial]) -> None:
     """Write all trials, atomically and before the last ones are run: a start after a kill repeats those."""
-    asked = [{"parameters": trial.parameters, "state": trial.state} for trial in trials]
-    content = {"space": space.description, "sampler": str(sampler), "trials": asked}
+    entries = [{"parameters": trial.parameters, "state": trial.state} for trial in trials]
+    content = {"space": space.description, "sampler": str(sampler), "trials": entries}
     atomic_write_text(folder / TRIALS_FILE, json.dumps(content))

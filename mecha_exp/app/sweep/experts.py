@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.app.words.plain import resolved
-from mecha_exp.app.words.quoting import quoted
+from mecha_exp.app.words.plain_data import resolved
+from mecha_exp.app.words.quotes import quoted
 from mecha_exp.errors import ConfigError, counted
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import BLOCKS_KEY, EXPERTS_KEY, SUBSET_KEY, Axis, Setting

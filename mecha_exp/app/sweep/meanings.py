@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mecha_exp.app.recipes.measured_statistics import without_measured
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.errors import RecipeError
 from mecha_exp.method_api.registry import resolve_method
 

@@ -14,7 +14,7 @@ from mecha_exp.app.sweep.experts import MODES as EXPERT_MODES
 from mecha_exp.app.sweep.experts import block_coalitions, expert_points
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, drop_unused, recipe_of
 from mecha_exp.app.sweep.replicates import replicate
-from mecha_exp.app.words.plain import as_written, resolved
+from mecha_exp.app.words.plain_data import as_written, resolved
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERT, EXPERTS_KEY, SUBSET_KEY, Axis, Setting

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from mecha_exp.app.recipes.templates import MERGEKIT, first_seed_of, is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.app.words.plain import resolved
+from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SEED_PATH, SUBSET_KEY, Setting
@@ -64,7 +64,11 @@ def replicate_kinds(config: DictConfig) -> list[str]:
             hint = did_you_mean(str(kind), known)
             raise ConfigError(
                 f"sweep.replicate: replicates differ in seed, experts or data, not in '{kind}'.{hint}"
-                + (f" {kind} seeds are sweep.replicates={kind}." if isinstance(kind, int) else "")
+                + (
+                    f" {counted(kind, 'seed is', 'seeds are')} sweep.replicates={kind}."
+                    if isinstance(kind, int)
+                    else ""
+                )
             )
     return kinds
 
@@ -136,9 +140,9 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
         )
     key = f"++{SEED_PATH}" if _are_of_mergekit(points, config) else "seed"
     return [
-        made
+        setting
         for point, seed in zip(points, seeds, strict=True)
-        for made in (lab.replicated([point], seed, count, key) if isinstance(seed, int) else [point])
+        for setting in (lab.replicated([point], seed, count, key) if isinstance(seed, int) else [point])
     ]
 
 
@@ -150,8 +154,8 @@ def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Overri
     if len(set(names)) == 1:
         return [config.get("seed")] * len(points)
     own = {name: RecipeFile.load(name).seed for name in dict.fromkeys(names)}
-    given = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
-    return [given[-1] if given and seed is not None else seed for seed in map(own.__getitem__, names)]
+    seeds = [seed for o in fixed if o.key_or_group == "seed" and isinstance(seed := o.value(), int)]
+    return [seeds[-1] if seeds and seed is not None else seed for seed in map(own.__getitem__, names)]
 
 
 def _are_of_mergekit(points: Sequence[Setting], config: DictConfig) -> bool:
@@ -161,9 +165,9 @@ def _are_of_mergekit(points: Sequence[Setting], config: DictConfig) -> bool:
 
 def _seed_of_mergekit(point: Setting, config: DictConfig) -> int | None:
     """The first seed of a point with a configuration of mergekit; None if it draws no random numbers."""
-    given = {key.lstrip("+"): text for key, text in point.items()}
-    path = given.get("recipe.path") or str(config.recipe[MERGEKIT])
+    texts = {key.lstrip("+"): text for key, text in point.items()}
+    path = texts.get("recipe.path") or str(config.recipe[MERGEKIT])
     keys = ("merge_method", SEED_PATH)
-    values = {key: given.get(key, OmegaConf.select(config, key)) for key in keys}
+    values = {key: texts.get(key, OmegaConf.select(config, key)) for key in keys}
     folders = folders_of({"models": resolved(config.models)})
     return first_seed_of(Path(path), {k: v for k, v in values.items() if v is not None}, folders)

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from mecha_exp.app.words.plain import as_written
+from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.errors import ConfigError
 from mecha_exp.numbers import is_whole
 

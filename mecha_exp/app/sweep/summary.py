@@ -18,7 +18,7 @@ from mecha_exp.report import (
     terminal_tables,
     write_all,
 )
-from mecha_exp.report.adaptive import FILES as ADAPTIVE_FILES
+from mecha_exp.report.adaptive_records import FILES as ADAPTIVE_FILES
 from mecha_exp.report.notes import notes_of
 from mecha_exp.report.verdict import concluded_results, conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mecha_exp.app.words.each import hide_stars
-from mecha_exp.app.words.quoting import KEY, parse, shell_word, split
+from mecha_exp.app.words.quotes import KEY, parse, shell_word, split
+from mecha_exp.app.words.wildcards import hide_stars
 from mecha_exp.errors import ConfigError
 from mecha_exp.graph.by_key import PATTERNS
 from mecha_exp.graph.curves import PRESETS

@@ -17,8 +17,8 @@ def names_of(paths: Sequence[str]) -> list[str]:
     names: list[str] = []
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else f"{_word(PurePosixPath(path).parent.name)}_{stem}"
-        taken = sum(other == name or other.startswith(f"{name}.") for other in names)
-        names.append(f"{name}.{taken + 1}" if taken else name)
+        namesakes = sum(other == name or other.startswith(f"{name}.") for other in names)
+        names.append(f"{name}.{namesakes + 1}" if namesakes else name)
     return names
 
 

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.app.words.plain import as_written
-from mecha_exp.app.words.quoting import parse, quoted, shell_word
+from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.app.words.quotes import parse, quoted, shell_word
 from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.numbers import is_number
 

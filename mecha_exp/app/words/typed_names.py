@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.words.plain import REFERENCE, as_written
+from mecha_exp.app.words.plain_data import REFERENCE, as_written
 
 _ARGUMENT = re.compile(r"\brecipe(?:\.\w+)+")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.checkpoint.remote.kept import keeper
+from mecha_exp.checkpoint.remote.content_cache import keeper
 from mecha_exp.checkpoint.remote.lookup import forget_lookups
 from mecha_exp.checkpoint.remote.pieces import Pieces
 from mecha_exp.checkpoint.remote.retries import again, read_all

@@ -37,7 +37,7 @@ class AnyStore:
                 return {"": self.pin(address)}
             folder = address.rpartition("/")[0] if fs.isfile(path) else address.rstrip("/")
             root = opened(folder)[1]
-            names = [posixpath.relpath(found, root) for found in fs.find(root, maxdepth=2)]
+            names = [posixpath.relpath(file, root) for file in fs.find(root, maxdepth=2)]
             pins = dict(at_once(lambda name: self.pin(f"{folder}/{name}"), names))
         except CheckpointError:
             raise
@@ -118,9 +118,9 @@ class S3Store(AnyStore):
         from fsspec.asyn import sync
 
         fs, place = object_at(pin.address)
-        etag, wanted = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
+        etag, byte_range = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
         try:
-            answer = fs.call_s3("get_object", **place, Range=wanted, IfMatch=etag)
+            answer = fs.call_s3("get_object", **place, Range=byte_range, IfMatch=etag)
             content = sync(fs.loop, _body_of, answer)
         except (ClientError, OSError) as error:
             raise _of_s3(pin, error) from None

@@ -86,14 +86,14 @@ class HttpReader:
             raise Interruption(f"the answer ended {expected - received:,} bytes too early", received)
         return received
 
-    async def _get(self, url: str, wanted: str) -> Any:
+    async def _get(self, url: str, byte_range: str) -> Any:
         import aiohttp
 
         session = await self._fs.set_session()
         limits = aiohttp.ClientTimeout(None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENT_SECONDS)
         request = {"timeout": limits, **self._fs.kwargs}
-        given = {**request.pop("headers", {}), **self._headers}
-        headers = {**given, "Range": wanted, "Accept-Encoding": "identity"}
+        own = {**request.pop("headers", {}), **self._headers}
+        headers = {**own, "Range": byte_range, "Accept-Encoding": "identity"}
         return session.get(self._fs.encode_url(url), headers=headers, **request)
 
 
@@ -123,25 +123,25 @@ def _require_usable(answer: Any, address: str) -> None:
         raise CheckpointError(f"{address}: the server sends a compressed form, of which ranges mean nothing.")
 
 
-def _expected(answer: Any, pin: Pin, start: int, wanted: int) -> int:
-    """How many bytes an answer holds: all that are wanted, or the first of them."""
+def _expected(answer: Any, pin: Pin, start: int, count: int) -> int:
+    """How many bytes an answer holds: all of `count`, or the first of them."""
     if answer.status == 416:
         raise changed(pin, f"byte {start:,} lies behind its end")
     if pin.version and (now := _version_or_none(_Answer(answer.status, answer.headers))) != pin.version:
         raise changed(pin, f"its version was {pin.version}, and is {now or 'not told'}")
     if answer.status == 200:
-        if start or wanted != pin.size or answer.content_length not in (None, pin.size):
+        if start or count != pin.size or answer.content_length not in (None, pin.size):
             raise _ignores_ranges(pin.address)
-        return wanted
+        return count
     match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if match is None or match[1] is None:
         raise CheckpointError(f"{pin.address}: the server does not say which bytes it sends.")
     first, last = int(match[1]), int(match[2])
     if match[3] not in ("*", str(pin.size)):
         raise changed(pin, f"it had {pin.size:,} bytes, and has {match[3]}")
-    if first != start or not start <= last < start + wanted:
-        asked = f"bytes {start}-{start + wanted - 1}"
-        raise CheckpointError(f"{pin.address}: asked for {asked}, the server sends {first}-{last}.")
+    if first != start or not start <= last < start + count:
+        byte_range = f"bytes {start}-{start + count - 1}"
+        raise CheckpointError(f"{pin.address}: asked for {byte_range}, the server sends {first}-{last}.")
     if answer.content_length not in (None, last - first + 1):
         raise CheckpointError(
             f"{pin.address}: the server says that it sends bytes {first}-{last}, in "

@@ -156,17 +156,17 @@ def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:
     if list(pins) == [""]:
         _check_format(pins[""].address.partition("@")[0], address)
         return dict(pins)
-    wanted = {
+    readable = {
         name: pin
         for name, pin in pins.items()
         if not any(part.startswith(".") for part in name.split("/"))
         and (name.endswith(SUFFIX) or (_is_small(name) and pin.size <= SMALL))
     }
-    if not any(name.endswith(SUFFIX) for name in wanted):
+    if not any(name.endswith(SUFFIX) for name in readable):
         for name in sorted(pins):
             _check_format(name, address)
         raise CheckpointError(f"{address} has no safetensors files.")
-    return wanted
+    return readable
 
 
 def _check_format(name: str, address: str) -> None:

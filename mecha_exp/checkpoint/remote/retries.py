@@ -75,8 +75,8 @@ class _Tries:
         self._count += 1
         wait = interruption.wait if interruption.wait is not None else FIRST_PAUSE * 2 ** (self._count - 1)
         if wait > LONGEST_WAIT:
-            asked = f"and asks to wait {wait:,.0f} seconds"
-            raise CheckpointError(f"{self._address} cannot be read now: {interruption.cause}, {asked}.")
+            request = f"and asks to wait {wait:,.0f} seconds"
+            raise CheckpointError(f"{self._address} cannot be read now: {interruption.cause}, {request}.")
         if self._count >= TRIES:
             raise CheckpointError(
                 f"{self._address} cannot be read, tried {TRIES} times: {interruption.cause.rstrip('.')}."

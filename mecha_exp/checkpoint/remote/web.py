@@ -85,7 +85,7 @@ class HttpStore:
             except NotThere:
                 return None
 
-        return {name: found for name, found in at_once(pin, names) if found is not None}
+        return {name: file_pin for name, file_pin in at_once(pin, names) if file_pin is not None}
 
 
 class HubStore:

@@ -28,7 +28,7 @@ from mecha_exp.checkpoint.transaction.recovery import remove_beside
 from mecha_exp.checkpoint.transaction.running_hash import Hashed, RunningHash
 from mecha_exp.checkpoint.transaction.space import allocated_blocks, cannot_write, check_writable, preallocate
 from mecha_exp.checkpoint.transaction.staging import sync
-from mecha_exp.errors import CheckpointError, did_you_mean, some
+from mecha_exp.errors import CheckpointError, counted, did_you_mean, some
 
 FLUSH_SECONDS = 5.0
 """How often a durable writer flushes finished keys: after a power failure only later ones are redone."""
@@ -154,7 +154,7 @@ class CheckpointWriter:
         plain = all(number_format(dtype).torch is values.dtype for dtype in dtypes)
         if not plain or any(self._sizes[key] != n * values.itemsize for key, n in counts.items()):
             raise CheckpointError(
-                f"{self.path}: {some(counts)} are not {len(values):,} values of {values.dtype}."
+                f"{self.path}: {some(counts)} are not {counted(len(values), 'value')} of {values.dtype}."
             )
         if not self.finished.keys().isdisjoint(counts):
             for key, part in parts_of(values, counts):

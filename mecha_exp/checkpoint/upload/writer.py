@@ -86,13 +86,13 @@ class UploadWriter:
         return nullcontext()
 
     def advance(self, key: str, nbytes: int) -> None:
-        """Nothing: parts count their bytes themselves."""
+        """Do nothing: parts count their bytes themselves."""
 
     def finish(self, key: str, note: Note) -> None:
-        """Nothing: an upload is not resumed."""
+        """Do nothing: an upload is not resumed."""
 
     def finish_together(self, notes: Mapping[str, Note]) -> None:
-        """Nothing, as `finish`."""
+        """Do nothing: an upload is not resumed."""
 
     def commit(self) -> Path:
         """Let all files appear. Returns the address, as `pathlib` writes it."""

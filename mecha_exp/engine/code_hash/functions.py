@@ -150,10 +150,10 @@ class _Walk:
         """A merge method: its function, and what its decorator was given."""
         self.data.add(method.depends, method.variables, f"the merge method '{method.identifier}'")
         more = ("rounds", "finish", "sums", "rank", "elements", "columns", "choose", "create_cache")
-        given = [f"{name}={self._or_name(getattr(method, name, None))}" for name in more]
-        given += ["of_model"] if getattr(method, "of_model", False) else []
-        given += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
-        return f"{method.kind.value} {self._code_of(method.function)} {' '.join(given)}"
+        parts = [f"{name}={self._or_name(getattr(method, name, None))}" for name in more]
+        parts += ["of_model"] if getattr(method, "of_model", False) else []
+        parts += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
+        return f"{method.kind.value} {self._code_of(method.function)} {' '.join(parts)}"
 
     def _code_of(self, wrapped: Any) -> str:
         """The function or the class of a merge method, which is looked into wherever it is defined."""

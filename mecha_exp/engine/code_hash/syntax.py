@@ -152,15 +152,15 @@ def imports(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
 
 def bindings(tree: ast.Module, name: str) -> list[ast.stmt]:
     """The statements of a module, outside its functions, that give a name its value."""
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     pending: list[ast.AST] = [tree]
     while pending:
         for child in ast.iter_child_nodes(pending.pop(0)):
             if isinstance(child, ast.stmt) and name in _bound(child):
-                found.append(child)
+                statements.append(child)
             elif not isinstance(child, _DEFINITIONS):
                 pending.append(child)
-    return found
+    return statements
 
 
 @cache

@@ -121,7 +121,8 @@ class LoopWriter:
     def _module(self) -> Iterator[str]:
         yield "import numpy as np"
         yield "from numba import boolean, float32, float64, int16, int32, int64, uint8, uint64"
-        yield "from mecha_exp.engine.compiler.kernels.intrinsics import *"
+        for module in ("intrinsics", "number_formats", "sums"):
+            yield f"from mecha_exp.engine.compiler.kernels.{module} import *"
         if self._spec.held_rows:
             yield "from mecha_exp.engine.compiler.kernels.radix import rank_rows"
         yield ""

@@ -97,8 +97,8 @@ class FusedPass:
             else:
                 integers.append(int(value.item()))
         for node in self.trace.draws:
-            given = self.program.calls[node].hyperparameters
-            integers.extend((*philox_key(key, given["seed"]), given["stream"]))
+            hyperparameters = self.program.calls[node].hyperparameters
+            integers.extend((*philox_key(key, hyperparameters["seed"]), hyperparameters["stream"]))
         integers.append(columns)
         return floats, integers
 

@@ -1,7 +1,7 @@
 """The operations that a fused loop knows: to add one is one line of `OPERATIONS`.
 
 An aten operation is written as the loop says it for one element, with {0}, {1}, ... for the operands and {t}
-for the type of the result; functions that Python does not have are in `kernels.intrinsics`. It must give
+for the type of the result; functions that Python does not have are in `kernels`. It must give
 torch's bits for every input, NaN, infinities, denormals and -0.0 included, in the middle of a tile as at its
 end; a test tries each of them. So what different kernels round differently is not here: library functions
 (exp, sin, pow and sqrt, which MKL does not round to the nearest), fused multiply-adds (lerp, addcmul, add

@@ -94,12 +94,12 @@ class Recorder(TorchDispatchMode):
             self._small[id(length)] = ROW_LENGTH
             self._alive.append(length)
             return length
-        wanted = self._row_shape if operation == "root" else self._shape
-        if tuple(value.shape) != wanted:
+        expected_shape = self._row_shape if operation == "root" else self._shape
+        if tuple(value.shape) != expected_shape:
             raise Untraceable(f"it adds up or ranks rows of the shape {list(value.shape)}")
         if operation == RANKS and value.dtype is not torch.float32:
             raise Untraceable(f"it ranks rows of {value.dtype}")
-        result = torch.full(wanted if operation == RANKS else self._row_shape, 0.5, dtype=value.dtype)
+        result = torch.full(expected_shape if operation == RANKS else self._row_shape, 0.5, dtype=value.dtype)
         self._note(operation, (self._ref(value),), result, value.dtype)
         return result
 

@@ -17,8 +17,9 @@ from mecha_exp.engine.compiler.recorder import Guard, Recorder
 from mecha_exp.engine.compiler.trace import DRAW, INPUT, Trace, Untraceable
 from mecha_exp.engine.ir.calls import Call, Extent
 from mecha_exp.engine.ir.interpreter import TileCall, accumulate, evaluate
+from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import ModelValue
-from mecha_exp.engine.ir.program import Pass, Program, Stage, compile_program
+from mecha_exp.engine.ir.program import Pass, Program, Stage
 from mecha_exp.engine.ir.reductions import is_by_entry, is_ranked, open_accumulator
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.nodes import MergeNode, Node
@@ -55,9 +56,9 @@ def _has_work_beside_rows(pass_: Pass) -> bool:
     """
     if any(is_by_entry(node) and not is_ranked(node) for node, _ in pass_.reductions):
         return False
-    wanted = {*pass_.used_here, *(node for _, node in pass_.outputs)}
+    nodes = {*pass_.used_here, *(node for _, node in pass_.outputs)}
     is_ranking = any(is_ranked(node) for node, _ in pass_.reductions)
-    return is_ranking or any(not (isinstance(n, MergeNode) and n.method.columns) for n in wanted)
+    return is_ranking or any(not (isinstance(n, MergeNode) and n.method.columns) for n in nodes)
 
 
 def _can_be_loop_of_rows(pass_: Pass) -> bool:

@@ -54,9 +54,9 @@ class Call:
         small = extents[node] is Extent.SMALL and self.method.kind is not Kind.REDUCTION
         self.dtype = torch.float64 if small else compute_dtype
         self._extents = extents
-        given = dict(node.arguments)
+        nodes = dict(node.arguments)
         self.arguments = {
-            spec.name: self._operand(spec, given.get(spec.name)) for spec in self.method.signature.parameters
+            spec.name: self._operand(spec, nodes.get(spec.name)) for spec in self.method.signature.parameters
         }
         self._later = {name: v for name, v in self.arguments.items() if isinstance(v, Node | tuple)}
 
@@ -104,18 +104,18 @@ class Call:
             if not spec.is_tensor
         }
 
-    def _operand(self, spec: ParameterSpec, given: Node | tuple[Node, ...] | None) -> Any:
+    def _operand(self, spec: ParameterSpec, argument: Node | tuple[Node, ...] | None) -> Any:
         """A node whose value comes later, or the value itself; for varargs a tuple of them."""
-        if isinstance(given, tuple):
-            return tuple(self._operand(spec, node) for node in given)
-        if isinstance(given, LiteralNode) or given is None:
-            value = given.value if given is not None else () if spec.variadic else spec.default
+        if isinstance(argument, tuple):
+            return tuple(self._operand(spec, node) for node in argument)
+        if isinstance(argument, LiteralNode) or argument is None:
+            value = argument.value if argument is not None else () if spec.variadic else spec.default
             if spec.interface is torch.Tensor and isinstance(value, float | int):
                 return torch.tensor(value, dtype=self.dtype)
             if spec.is_tensor and isinstance(value, torch.Tensor):
-                return value.to(self.dtype).reshape(()) if value.numel() == 1 else given
+                return value.to(self.dtype).reshape(()) if value.numel() == 1 else argument
             return list(value) if isinstance(value, tuple) and spec.interface is list else value
-        return given
+        return argument
 
     def _value(self, operand: Any, values: Mapping[Node, torch.Tensor], columns: int | None) -> Any:
         if isinstance(operand, tuple):
@@ -146,10 +146,10 @@ def run_method(
         raise type(error)(f"{method.identifier}: {error}") from error
     except Exception as error:
         where = f" on the key '{key}'" if key else ""
-        given = ", ".join(f"{name}: {_described(value)}" for name, value in values.items())
+        listed = ", ".join(f"{name}: {_described(value)}" for name, value in values.items())
         raise MergeError(
             f"the merge method '{method.identifier}' failed{where}: {type(error).__name__}: {error}\n"
-            f"  given {given}\n{lines_of(error, outside=1)}"
+            f"  given {listed}\n{lines_of(error, outside=1)}"
         ) from error
 
 

@@ -23,9 +23,9 @@ def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> t
     def primitive(node: Node) -> Node:
         if not isinstance(node, MergeNode) or node.method.kind is not Kind.COMPOSITE:
             return node
-        given = dict(node.arguments)
+        arguments = dict(node.arguments)
         values = {
-            spec.name: _composite_argument(spec, given.get(spec.name))
+            spec.name: _composite_argument(spec, arguments.get(spec.name))
             for spec in node.method.signature.parameters
         }
         result = run_method(node.method, values)
@@ -38,11 +38,11 @@ def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> t
     return rewrite(roots, primitive, expanded)
 
 
-def _composite_argument(spec: ParameterSpec, given: Node | tuple[Node, ...] | None) -> Any:
+def _composite_argument(spec: ParameterSpec, argument: Node | tuple[Node, ...] | None) -> Any:
     """The argument of a composite: a node for a tensor, a Python value for anything else."""
-    if isinstance(given, tuple):
-        return given
+    if isinstance(argument, tuple):
+        return argument
     if spec.is_tensor:
-        return LiteralNode(spec.default) if given is None and spec.default is not None else given
-    value = given.value if isinstance(given, LiteralNode) else spec.default
+        return LiteralNode(spec.default) if argument is None and spec.default is not None else argument
+    value = argument.value if isinstance(argument, LiteralNode) else spec.default
     return list(value) if isinstance(value, tuple) else value

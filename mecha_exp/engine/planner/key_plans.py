@@ -11,8 +11,9 @@ from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dt
 from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import with_model_values
-from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
+from mecha_exp.engine.ir.program import DeferredCall, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Structure, Trip

@@ -258,8 +258,8 @@ class _Planner:
             if quantising.quantize:
                 keys = [plan.key for plan in plans if job in plan.structure.quantised_by]
                 self._warn(
-                    f"quantize={quantising.quantize}: {len(keys)} of {len(plans)} keys, the matrices of "
-                    f"linear layers, are written as float8_e4m3fn with a scale each: {some(keys, 3)}. The "
+                    f"quantize={quantising.quantize} writes {len(keys)} of {counted(len(plans), 'key')}, the "
+                    f"matrices of linear layers, as float8_e4m3fn with a scale each: {some(keys, 3)}. The "
                     "others keep their dtype."
                 )
 

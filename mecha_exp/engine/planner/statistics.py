@@ -202,8 +202,8 @@ def _files_of(call: MergeNode) -> list[ModelNode] | None:
 def _value_of(call: MergeNode, name: str) -> object:
     """The value of a hyperparameter of a call; what is not a number is returned as its node."""
     (spec,) = (spec for spec in call.method.signature.parameters if spec.name == name)
-    given = dict(call.arguments).get(name, spec.default)
-    return given.value if isinstance(given, LiteralNode) else given
+    argument = dict(call.arguments).get(name, spec.default)
+    return argument.value if isinstance(argument, LiteralNode) else argument
 
 
 def _scales_of(call: MergeNode, models: int) -> list[float]:

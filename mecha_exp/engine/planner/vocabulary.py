@@ -133,7 +133,7 @@ def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Itera
     for part in {**parts, **({"": None} if taken else {})}:
         holders = [(s.name, s.path) for s in sources.values() if any(map(_is_of(part), s.keys()))]
         places = holders if part else [*holders, *taken]
-        known = [(name, found) for name, path in places if (found := Tokenizer.beside(path, part))]
+        known = [(name, tokenizer) for name, path in places if (tokenizer := Tokenizer.beside(path, part))]
         for name, tokenizer in known[1:]:
             first, original = known[0]
             different = list(itertools.islice(original.differences(tokenizer), SHOWN_TOKENS + 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.mergekit.mixtures.reading import UNIFORM, Mixture
+from mecha_exp.mergekit.mixtures.reader import UNIFORM, Mixture
 
 
 @dataclass(frozen=True)

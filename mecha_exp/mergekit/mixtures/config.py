@@ -8,7 +8,7 @@ from typing import Any
 from mecha_exp.checkpoint.sidecars import CONFIG_SECTIONS
 from mecha_exp.errors import ConfigError, brief
 from mecha_exp.mergekit.mixtures.architectures import DEEPSEEK, GLM, MIXTRAL, QWEN, QWEN3, Architecture
-from mecha_exp.mergekit.mixtures.reading import Mixture
+from mecha_exp.mergekit.mixtures.reader import Mixture
 
 _ROPE = ("rope_theta", "rope_parameters")
 

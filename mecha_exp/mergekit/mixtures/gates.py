@@ -17,7 +17,7 @@ from mecha_exp.checkpoint import open_stored, torch_dtype
 from mecha_exp.checkpoint.remote import address_of, fetch_small_files
 from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import ConfigError
-from mecha_exp.mergekit.mixtures.reading import CHEAP, HIDDEN_MEAN, RANDOM, UNIFORM, Expert, Mixture
+from mecha_exp.mergekit.mixtures.reader import CHEAP, HIDDEN_MEAN, RANDOM, UNIFORM, Expert, Mixture
 
 EMBEDDING = "model.embed_tokens.weight"
 SEED = 0

@@ -17,7 +17,7 @@ from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
 from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose
 from mecha_exp.mergekit.mixtures.config import config_json
 from mecha_exp.mergekit.mixtures.gates import gates
-from mecha_exp.mergekit.mixtures.reading import Expert, Mixture
+from mecha_exp.mergekit.mixtures.reader import Expert, Mixture
 from mecha_exp.mergekit.references import Reference, StoredModel
 
 _KEYS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight")
@@ -51,8 +51,8 @@ def mixture_recipe(
     experts += [
         _expert(expert, models, architecture, architecture.shared_module) for expert in mixture.shared
     ]
-    made = ModelNode(InMemory(_made(mixture, base, content, architecture, dtype), "gates", is_made=True))
-    recipe = reduce(lambda a, b: a | b, [kept, *experts, made])
+    gates = ModelNode(InMemory(_made(mixture, base, content, architecture, dtype), "gates", is_made=True))
+    recipe = reduce(lambda a, b: a | b, [kept, *experts, gates])
     if dtype:
         recipe = recipe.to(dtype=dtype)
     return recipe, {CONFIG: (json.dumps(content, indent=2) + "\n").encode()}
@@ -86,24 +86,24 @@ def _made(
     """The tensors that no model has: gates, and biases of zeros; in the base's dtype where none is said."""
     vectors = gates(mixture, base.path, content, architecture.gates_shared)
     count = len(mixture.experts)
-    made: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for layer, vector in enumerate(vectors):
         prefix = f"model.layers.{layer}"
-        made[f"{prefix}.{architecture.module}.gate.weight"] = vector[:count].contiguous()
+        tensors[f"{prefix}.{architecture.module}.gate.weight"] = vector[:count].contiguous()
         if architecture is GLM:
-            made[f"{prefix}.mlp.gate.e_score_correction_bias"] = torch.zeros(count)
+            tensors[f"{prefix}.mlp.gate.e_score_correction_bias"] = torch.zeros(count)
         if architecture.gates_shared:
-            made[f"{prefix}.mlp.shared_expert_gate.weight"] = vector[count:].contiguous()
+            tensors[f"{prefix}.mlp.shared_expert_gate.weight"] = vector[count:].contiguous()
         for name in "qkv" if architecture.has_bias else "":
             weight, bias = (f"{prefix}.self_attn.{name}_proj.{kind}" for kind in ("weight", "bias"))
             if bias not in base.infos:
-                made[bias] = torch.zeros(base.infos[weight].shape[0])
+                tensors[bias] = torch.zeros(base.infos[weight].shape[0])
     stored = torch_dtype(base.infos[_KEYS[0]].dtype)
-    return {key: tensor.to(stored) for key, tensor in made.items()} if dtype is None else made
+    return {key: tensor.to(stored) for key, tensor in tensors.items()} if dtype is None else tensors
 
 
 def _require_sizes(base: StoredModel, config: Mapping[str, Any]) -> None:
-    """See that the config.json of the base has the sizes of its weights, by which gates are made."""
+    """Check that the config.json of the base has the sizes of its weights, by which gates are made."""
     inner, hidden = base.infos[_KEYS[1]].shape
     layers = sum(key.endswith(".mlp.gate_proj.weight") for key in base.infos)
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
@@ -117,7 +117,7 @@ def _require_sizes(base: StoredModel, config: Mapping[str, Any]) -> None:
 
 
 def _require_shapes(mixture: Mixture, models: Mapping[Reference, StoredModel]) -> None:
-    """See that all models have the keys and the shapes of the base where experts are taken."""
+    """Check that all models have the keys and the shapes of the base where experts are taken."""
     lacking = [key for key in _KEYS if key not in models[mixture.base].infos]
     if lacking:
         raise ConfigError(f"base_model: {mixture.base} has no '{lacking[0]}', as a Llama or a Qwen has.")

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.report.adaptive import GRADIENT, GREEDY_SOUP
-from mecha_exp.report.factors import KEYS
+from mecha_exp.report.adaptive_records import GRADIENT, GREEDY_SOUP
 from mecha_exp.report.figures.adaptive import learned_weights, learning_curves, soup_so_far
 from mecha_exp.report.figures.blocks import block_importance, block_values, block_weights, has_block_ablation
 from mecha_exp.report.figures.curves import curves, dots
@@ -23,7 +22,8 @@ from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.notes import MODE as SEARCH
-from mecha_exp.report.shapley import MODE as SHAPLEY
+from mecha_exp.report.why.factors import KEYS
+from mecha_exp.report.why.shapley import MODE as SHAPLEY
 from mecha_exp.runs.values import is_numeric
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mecha_exp.lab.points import LEARNED_KEY, STEP_KEY
-from mecha_exp.report.adaptive import NOTHING, choices, losses_by_step, weights_at
+from mecha_exp.report.adaptive_records import NOTHING, choices, losses_by_step, weights_at
 from mecha_exp.report.figures.style import (
     COLOUR_MAP,
     COLOURS,

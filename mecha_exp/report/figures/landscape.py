@@ -35,17 +35,17 @@ _LOG_RATIO, _FEW = 20, 6
 
 def importance_bars(results: Results) -> Figure | None:
     """Draw the importance of each key, the largest on top; None where none was estimated."""
-    found = importances_of(results)
-    if found is None:
+    importances = importances_of(results)
+    if importances is None:
         return None
-    shares = list(found.shares.items())[: 2 * MAX_PANELS]
+    shares = list(importances.shares.items())[: 2 * MAX_PANELS]
     figure, (axes,) = new_figure(7, 1.5 + 0.3 * len(shares))
     places = range(len(shares), 0, -1)
     axes.barh(places, [share for _, share in shares], color=COLOURS[0], height=0.6)
     axes.set_yticks(places, distinct([key for key, _ in shares], 30))
     axes.set_xlim(0, 1)
     axes.set_xlabel(f"share of {results.metric}")
-    title(axes, results, found.estimator)
+    title(axes, results, importances.estimator)
     return figure
 
 
@@ -150,5 +150,5 @@ def _scale(axis: Axis, scale: Callable[[str], None], values: Sequence[float], lo
 
 def _keys(results: Results) -> list[str]:
     """The keys that vary, the most important first."""
-    found = importances_of(results)
-    return [*found.shares] if found else results.varied_keys(results.measured)
+    importances = importances_of(results)
+    return [*importances.shares] if importances else results.varied_keys(results.measured)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.report.figures.style import COLOURS, SMALL, new_figure, title
 from mecha_exp.report.results import Results
-from mecha_exp.report.shapley import attributions
 from mecha_exp.report.table import distinct
+from mecha_exp.report.why.shapley import attributions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,11 +21,11 @@ def shapley_values(results: Results) -> Figure | None:
 
     Whiskers are intervals over sampled orders, where not all coalitions were measured.
     """
-    made = attributions(results)[0][:MAX_PANELS]
-    if not made:
+    shown = attributions(results)[0][:MAX_PANELS]
+    if not shown:
         return None
-    figure, panels = new_figure(8, 1.4 + 0.3 * len(made[0].values) * len(made), len(made), sharey=False)
-    for axes, attribution in zip(panels, made, strict=True):
+    figure, panels = new_figure(8, 1.4 + 0.3 * len(shown[0].values) * len(shown), len(shown), sharey=False)
+    for axes, attribution in zip(panels, shown, strict=True):
         for height, value in enumerate([*attribution.values.values()][::-1]):
             axes.barh(height, value.value, color=COLOURS[0 if value.value >= 0 else 1])
             if not math.isnan(value.low):
@@ -36,5 +36,5 @@ def shapley_values(results: Results) -> Figure | None:
         axes.set_xlabel(
             f"Shapley value of {results.metric}{' ' * bool(attribution.setting)}{attribution.setting}"
         )
-    title(panels[0], results, f"together {made[0].full - made[0].none:+.4g}")
+    title(panels[0], results, f"together {shown[0].full - shown[0].none:+.4g}")
     return figure

@@ -66,11 +66,11 @@ def _estimated(
 
 def importance_note(results: Results) -> str | None:
     """The importances as a sentence; None where there are none."""
-    found = importances_of(results)
-    if found is None:
+    importances = importances_of(results)
+    if importances is None:
         return None
-    parts = ", ".join(f"{key} {share:.2f}" for key, share in found.shares.items())
-    return f"importance for {results.metric} ({found.estimator}): {parts}"
+    parts = ", ".join(f"{key} {share:.2f}" for key, share in importances.shares.items())
+    return f"importance for {results.metric} ({importances.estimator}): {parts}"
 
 
 def _plain(value: Hashable) -> Hashable:

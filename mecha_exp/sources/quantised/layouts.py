@@ -20,8 +20,8 @@ from mecha_exp.checkpoint.quantisation import (
 )
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.sources.quantised.lookup import LookupTensor
-from mecha_exp.sources.quantised.packed import AwqTensor, GptqTensor
-from mecha_exp.sources.quantised.scaled import BITSANDBYTES_STEP, ScaledTensor
+from mecha_exp.sources.quantised.packed_weights import AwqTensor, GptqTensor
+from mecha_exp.sources.quantised.scaled_weights import BITSANDBYTES_STEP, ScaledTensor
 from mecha_exp.sources.quantised.tensor import QuantisedTensor
 from mecha_exp.sources.source import Source
 from mecha_exp.system.byte_cache import ByteCache
@@ -192,15 +192,15 @@ def layout_of(source: Source, budget: int) -> Layout | None:
         problems.append("its weights are rotated (transform_config)")
     model = Opened(source, config, ByteCache(budget))
     tensors: dict[str, QuantisedTensor] = {}
-    found = codes_of(source)
-    if not found and not quantisation.keys:
+    all_codes = codes_of(source)
+    if not all_codes and not quantisation.keys:
         problems.append("its format is not known beyond that name")
-    for codes in found:
+    for codes in all_codes:
         try:
             tensors[_plain_key(codes.key)] = _read(model, codes)
         except CheckpointError as error:
             problems.append(str(error))
-    rest = _rest(source, [codes.key for codes in found], tensors, problems)
+    rest = _rest(source, [codes.key for codes in all_codes], tensors, problems)
     if problems:
         listed = some(dict.fromkeys(problems), 3)
         option = f"It cannot be read exactly: {listed}."

@@ -130,12 +130,12 @@ class StatisticsSource(SourceView):
             yield f"rows of '{name}'", one.rows.get(name), two.rows.get(name)
             yield f"shapes of '{name}'", self._original.info(name).shape, other._original.info(name).shape
 
-    def _expected(self, key: str, found: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a statistic of a weight; `found` says how many rows there are."""
+    def _expected(self, key: str, stored_shape: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a statistic of a weight; `stored_shape` says how many rows there are."""
         if self.kind in OF_ENTRIES:
             return shape
         if self.kind == ACTIVATIONS:
-            return (*found[:1], shape[not key.endswith(OUTPUTS)])
+            return (*stored_shape[:1], shape[not key.endswith(OUTPUTS)])
         if self.kind == GRADIENT:
             return (1,)
         inputs = shape[0] if key.endswith(INPUTS_FIRST) else math.prod(shape[1:])

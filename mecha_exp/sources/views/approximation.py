@@ -12,7 +12,7 @@ import torch
 
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic, round_to, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.errors import CheckpointError, RecipeError
+from mecha_exp.errors import CheckpointError, RecipeError, counted
 from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 from mecha_exp.sources.views.pursuit import sparse_sums
 from mecha_exp.sources.views.row_table import RowTable
@@ -65,7 +65,7 @@ class Approximation:
         if self.k > len(pairs):
             raise RecipeError(
                 f"approximate_rows: a sum of k={self.k} rows is asked for, and the models share "
-                f"{len(pairs)} tokens. Set k={len(pairs)} or less."
+                f"{counted(len(pairs), 'token')}. Set k={len(pairs)} or less."
             )
         return pairs
 
@@ -168,8 +168,8 @@ def _donor_key(key: str, donor: Source) -> str:
     if len(same or keys) == 1:
         return (same or keys)[0]
     raise CheckpointError(
-        f"approximate_rows: '{key}' has no counterpart in {donor.name}, which has {len(keys)} tensors with a "
-        "row for each token. Take a donor of the same architecture."
+        f"approximate_rows: '{key}' has no counterpart in {donor.name}, which has "
+        f"{counted(len(keys), 'tensor')} with a row for each token. Take a donor of the same architecture."
     )
 
 

@@ -186,7 +186,7 @@ def _grid(
             "finite. Leave them out."
         )
     levels = {name: list(dict.fromkeys(column)) for name, column in keys.items()}
-    shape = tuple(len(found) for found in levels.values())
+    shape = tuple(len(level) for level in levels.values())
     if math.prod(shape) > len(numbers):
         points = f"{counted(len(numbers), 'point')} cannot fill a grid of {' x '.join(map(str, shape))}"
         raise EvaluationError(f"effects: {points}. Use the importances of drawn points.")

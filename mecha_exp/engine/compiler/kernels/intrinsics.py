@@ -2,14 +2,12 @@
 """What a fused loop calls and Python does not have. Only loops import it, since numba may be missing."""
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from mecha_exp.engine.compiler.abi import Rank, words
-from mecha_exp.engine.compiler.primitives.rows import ROW_LANES as _ROW_LANES
 
 _REINTERPRETED = {
     types.float32: types.int32,
@@ -24,9 +22,6 @@ _LLVM = {
     types.int64: ir.IntType(64),
 }
 _RANK = words(Rank)
-_HALF_LIMIT = np.float32(65520)  # from here on a float16 is infinite
-_HALF_NORMAL = np.float32(2**-14)
-_ROUNDER = np.float32(0.5)  # float32 has steps of 2^-24 from here on, as float16 has below 2^-14
 
 
 @intrinsic
@@ -169,127 +164,11 @@ def ordered(context, value):
     return result(value), build
 
 
-@intrinsic
-def from_half(context, value):
-    """A float16, given by its bits, as a float32."""
-
-    def build(context, builder, signature, args):
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.int16), build
-
-
-@intrinsic
-def to_half(context, value):
-    """The bits of a float32 rounded to float16, to the nearest, ties to even."""
-
-    def build(context, builder, signature, args):
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.int16(types.float32), build
-
-
-@intrinsic
-def from_bfloat16(context, value):
-    """A bfloat16, given by its bits, as a float32."""
-
-    def build(context, builder, signature, args):
-        wide = builder.zext(args[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(wide, wide.type(16)), ir.FloatType())
-
-    return types.float32(types.int16), build
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def to_bfloat16(value):
-    """The bits of a float32 rounded to bfloat16, to the nearest, ties to even."""
-    return np.int16(np.uint32(bits(as_bfloat16(value))) >> np.uint32(16))
-
-
 @njit(nogil=True, error_model="numpy", _nrt=False)
 def clamped(value, low, high):
     """At least low, then at most high; NaN stays."""
     raised = low if value < low else value
     return high if high < raised else raised
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def as_bfloat16(value):
-    """value rounded to bfloat16, to the nearest, ties to even."""
-    raw = np.uint32(bits(value))
-    rounded = np.uint32(raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1)))
-    kept = number(np.int32(rounded & np.uint32(0xFFFF0000)))
-    return kept if value == value else number(np.int32(bits(value) | np.int32(0x400000)))
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def as_half(value):
-    """value rounded to float16, to the nearest, ties to even."""
-    size = abs(value)
-    raw = np.uint32(bits(size))
-    rounded = np.uint32(raw + np.uint32(0xFFF) + ((raw >> np.uint32(13)) & np.uint32(1)))
-    normal = number(np.int32(rounded & np.uint32(0xFFFFE000)))
-    half = normal if size >= _HALF_NORMAL else np.float32(np.float32(size + _ROUNDER) - _ROUNDER)
-    half = np.float32(np.inf) if size >= _HALF_LIMIT else half
-    signed = number(np.int32(np.uint32(bits(half)) | (np.uint32(bits(value)) & np.uint32(0x80000000))))
-    return signed if value == value else value
-
-
-def _float8(dtype, bias, places):
-    """Reading, writing and rounding to a float8: its `from_...`, `to_...` and `as_...`.
-
-    The exponent is moved, and in writing the mantissa is rounded where it lies. What is below the normal
-    numbers is the mantissa of a number that has the same last place. No table: vectors are slow to look up.
-
-    Args:
-        bias: of its exponent.
-        places: of its mantissa.
-    """
-    largest = int(torch.tensor(torch.inf).to(dtype).view(torch.uint8))  # versions of torch differ in this
-    infinity = int(torch.isinf(torch.tensor(torch.inf).to(dtype).float())) * 0x7C  # 0 where it has none
-    dropped, moved, last = np.uint32(23 - places), np.uint32((127 - bias) << places), np.uint32(largest)
-    one, half, seven = np.uint32(1), np.uint32((1 << (22 - places)) - 1), np.uint32(0x7F)
-    normal, rounder = np.float32(2.0 ** (1 - bias)), np.float32(2.0 ** (24 - bias - places))
-    first_normal = np.uint32(1 << places)
-    has_one_zero = largest == 0x80  # and NaN where the negative one would be
-    no_number, signed_from = np.uint32(max(largest, 0x7F)), np.uint32(has_one_zero)
-    no_numbers = np.uint32(infinity + 1 if infinity else 0x7F)
-
-    @njit(nogil=True, error_model="numpy", _nrt=False)
-    def from_bits(raw):
-        code = np.uint32(raw) & seven
-        placed = np.uint32((code + moved) << dropped)
-        small = np.float32(number(np.int32(np.uint32(placed + np.uint32(one << np.uint32(23))))) - normal)
-        size = number(np.int32(placed)) if code >= first_normal else small
-        if infinity:
-            size = np.float32(np.inf) if code == np.uint32(infinity) else size
-        value = -size if np.uint32(raw) > seven else size
-        nothing = np.uint32(raw) == no_number if has_one_zero else code >= no_numbers
-        return np.float32(np.nan) if nothing else value
-
-    @njit(nogil=True, error_model="numpy", _nrt=False)
-    def to_bits(value):
-        size = abs(value)
-        raw = np.uint32(bits(size))
-        rounded = np.uint32(((raw + half + ((raw >> dropped) & one)) >> dropped) - moved)
-        small = np.uint32(np.uint32(bits(np.float32(size + rounder))) - np.uint32(bits(rounder)))
-        code = rounded if size >= normal else small
-        code = last if code > last else code
-        code = code if value == value else no_number
-        sign = (np.uint32(bits(value)) >> np.uint32(24)) & np.uint32(0x80)
-        return np.uint8(code | (sign if code >= signed_from else np.uint32(0)))
-
-    @njit(nogil=True, error_model="numpy", _nrt=False)
-    def rounded_to(value):
-        return from_bits(to_bits(value))
-
-    return from_bits, to_bits, rounded_to
-
-
-from_e4m3fn, to_e4m3fn, as_e4m3fn = _float8(torch.float8_e4m3fn, 7, 3)
-from_e4m3fnuz, to_e4m3fnuz, as_e4m3fnuz = _float8(torch.float8_e4m3fnuz, 8, 3)
-from_e5m2, to_e5m2, as_e5m2 = _float8(torch.float8_e5m2, 15, 2)
-from_e5m2fnuz, to_e5m2fnuz, as_e5m2fnuz = _float8(torch.float8_e5m2fnuz, 16, 2)
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)
@@ -323,78 +202,6 @@ def gathered(keys, count, low, high, last, words, found, kept):
     found[_RANK.AT_LOW] += at_low
     found[_RANK.AT_HIGH] += at_high if high > low else np.int32(0)
     found[_RANK.INSIDE] = np.int64(place)
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def add_to(totals, values):
-    """Add each of the values to its total."""
-    for i in range(len(values)):
-        totals[i] += np.float64(values[i])
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def fold(sums, rows, length):
-    """Sum each row into its first element: add the second half to the first until one element is left.
-
-    The length of a row is a power of two.
-    """
-    for row in range(rows):
-        begin, size = row * length, length
-        while size > 1:
-            size //= 2
-            for i in range(begin, begin + size):
-                sums[i] += sums[i + size]
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def sum_rows(values, size, columns, lanes):
-    """Put the sum of each row of a strip at the row's number; of a row with more strips, the sum so far.
-
-    In the order of `primitives.rows`. `lanes` are the running sums of a row, 0 where the first strip begins.
-    """
-    if columns > len(values):
-        add_to_lanes(lanes, values, 0, size)
-        values[0] = sum_of_lanes(lanes)
-        return
-    for place in range(size // columns):
-        begin, total = place * columns, np.float64(0)
-        if columns <= _ROW_LANES:
-            for i in range(columns):
-                total += values[begin + i]
-        else:
-            lanes[:_ROW_LANES] = 0
-            add_to_lanes(lanes, values, begin, columns)
-            total = sum_of_lanes(lanes)
-        values[place] = total
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def add_to_lanes(lanes, values, begin, count):
-    """Add so many values from `begin` on to the lanes, in turn."""
-    whole = count // _ROW_LANES * _ROW_LANES
-    for first in range(begin, begin + whole, _ROW_LANES):
-        for lane in range(_ROW_LANES):
-            lanes[lane] += values[first + lane]
-    for lane in range(count - whole):
-        lanes[lane] += values[begin + whole + lane]
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def sum_of_lanes(lanes):
-    """The sum of the lanes, one after the other."""
-    total = np.float64(0)
-    for lane in range(_ROW_LANES):
-        total += lanes[lane]
-    return total
-
-
-@njit(nogil=True, error_model="numpy", _nrt=False)
-def spread_rows(values, rows, columns):
-    """Give every entry of a strip the value of its row, which is found at the row's number."""
-    for place in range(rows - 1, -1, -1):
-        value = values[place]
-        for i in range(place * columns, min((place + 1) * columns, len(values))):
-            values[i] = value
 
 
 @njit(nogil=True, error_model="numpy", _nrt=False)

@@ -107,15 +107,15 @@ class Tridiagonal(NamedTuple):
     def vectors(self, values: Tensor, solve: Loop) -> Tensor:
         """The eigenvectors of the matrix before its reflections, as columns of float32."""
         size, count = len(self.diagonal), len(values)
-        made = self.scales.new_empty(size, count)
+        vectors = self.scales.new_empty(size, count)
         room, of_lanes = self.diagonal.new_empty(3, size * LANES), self.diagonal.new_empty(2, LANES)
         sizes, least = torch.tensor([size, count]), self.diagonal.new_tensor([self.bound() * 1e-30])
         padded = torch.nn.functional.pad(values, (0, LANES), value=float(values[-1]))
-        _call(solve, 0, count, sizes, self.diagonal, self.beside, padded, least, *room, *of_lanes, made)
+        _call(solve, 0, count, sizes, self.diagonal, self.beside, padded, least, *room, *of_lanes, vectors)
         # from the right, where the layout of rows is LAPACK's
         turn = partial(torch.ormqr, self.reflectors[:, 1:].mT, self.scales, left=False, transpose=True)
-        made[1:] = turn(made[1:].mT).mT
-        return made
+        vectors[1:] = turn(vectors[1:].mT).mT
+        return vectors
 
 
 def _loops(matrix: Tensor) -> list[Loop]:

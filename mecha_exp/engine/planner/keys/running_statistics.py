@@ -18,8 +18,9 @@ from torch import Tensor
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.interpreter import run_eagerly
+from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import model_values_of, with_model_values
-from mecha_exp.engine.ir.program import DeferredCall, DeferredRunner, compile_program
+from mecha_exp.engine.ir.program import DeferredCall, DeferredRunner
 from mecha_exp.engine.options import AUTO
 from mecha_exp.engine.planner.keys.specialisation import Specialisation
 from mecha_exp.engine.planner.resolution import is_statistics

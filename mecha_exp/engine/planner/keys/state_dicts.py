@@ -21,7 +21,8 @@ from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.engine.ir.calls import changed_shape, skipped_too_late
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.interpreter import run_eagerly
-from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
+from mecha_exp.engine.ir.layout import compile_program
+from mecha_exp.engine.ir.program import DeferredCall, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.dependence import MISSING, reads_other_keys
 from mecha_exp.engine.planner.keys.dry_runs import DryRuns, arithmetic_dtype

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, dtype_name
+from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import ModelValue, model_values_of, walk_through, with_model_values
-from mecha_exp.engine.ir.program import DeferredCall, Program, compile_program
+from mecha_exp.engine.ir.program import DeferredCall, Program
 from mecha_exp.engine.ir.reductions import is_ranked
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure, Trip
 from mecha_exp.engine.planner.keys.stacked_experts import sees_tensors

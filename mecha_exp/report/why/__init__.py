@@ -1,0 +1,1 @@
+"""What moved the metric of a sweep: effects of its keys, shares of its variance, Shapley values."""

@@ -1,0 +1,314 @@
+"""From the outcomes of a sweep to its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from mecha_exp.verdict import sentences
+from mecha_exp.verdict.candidates import Candidate, Direction, comparable
+from mecha_exp.verdict.choice import best, cross_validated, minimum_detectable_difference
+from mecha_exp.verdict.comparisons import Family, columns, independent_family, selected_family
+from mecha_exp.verdict.intervals import RESAMPLES, Estimate, student
+from mecha_exp.verdict.normalisation import guess_experts, usable_experts
+from mecha_exp.verdict.paired_tests import FLIPS
+from mecha_exp.verdict.panel import Integers, Panel
+from mecha_exp.verdict.result import Comparison, Cost, Score, Verdict
+from mecha_exp.verdict.scoring import measure
+
+MOST_COMPARED = 1000
+"""How many settings are compared and have intervals. Time and memory grow with each by a bootstrap."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of the data: the arguments of `conclude`."""
+
+    points: Sequence[Candidate]
+    inputs: Sequence[Candidate]
+    metric: str
+    direction: Direction
+    base: str | None
+    expert_of: Mapping[str, str] | None
+    resamples: int
+    flips: int
+    seed: int
+    dropped: int = 0
+
+    @cached_property
+    def recipes(self) -> dict[str, str | None]:
+        """The recipe of each setting and input."""
+        return {candidate.name: candidate.recipe for candidate in (*self.points, *self.inputs)}
+
+    def places(self, panel: Panel) -> Integers:
+        """The places of the points, without inputs."""
+        sweep = {point.name for point in self.points}
+        return np.array([i for i, name in enumerate(panel.names) if name in sweep], dtype=np.intp)
+
+    def best_part(self, panel: Panel, chosen: Sequence[str]) -> Panel:
+        """The panel of the chosen points, the best others, `MOST_COMPARED` in all, and the inputs."""
+        places = self.places(panel)
+        if len(places) <= MOST_COMPARED:
+            return panel
+        sign = 1 if self.direction == "minimize" else -1
+        ranked = places[np.argsort(sign * panel.scores[places], kind="stable")]
+        first = [panel.index(name) for name in dict.fromkeys(chosen)]
+        ordered = [*first, *ranked[~np.isin(ranked, first)]]
+        return panel.of_settings(np.setdiff1d(np.arange(len(panel.names)), ordered[MOST_COMPARED:]))
+
+    def base_in(self, panel: Panel) -> int | None:
+        """The place of the base; None if it is not there."""
+        return panel.index(self.base) if self.base is not None and self.base in panel.names else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """The outcomes on the split of the choice and on the one that is reported, which may be one."""
+
+    selection: Panel
+    selected_on: str
+    reported: Panel
+    reported_on: str
+    chosen: str
+
+    @property
+    def separate(self) -> bool:
+        """Whether the reported data had no part in the choice."""
+        return self.selected_on != self.reported_on
+
+
+def conclude(
+    points: Sequence[Candidate],
+    *,
+    metric: str,
+    direction: Direction = "maximize",
+    inputs: Sequence[Candidate] = (),
+    base: str | None = None,
+    expert_of: Mapping[str, str] | None = None,
+    splits: Sequence[str] = ("validation", "test"),
+    resamples: int = RESAMPLES,
+    flips: int = FLIPS,
+    seed: int = 0,
+    dropped: int = 0,
+) -> Verdict:
+    """Choose the best point on one split, report it on another, and say what the data can tell apart.
+
+    Of more than `MOST_COMPARED` points that were chosen and are compared on the same data, the best of each
+    recipe and the best others are compared and have intervals; all take part in the choice.
+    On the reported split, points that were chosen elsewhere are compared, and Holm's correction is for the
+    comparisons that are made. Where points are chosen and compared on the same data, any two could have been
+    compared, and the correction is for all pairs. Where there are both kinds, each has half of the 5 %.
+
+    Args:
+        points: of the sweep, a candidate for each replicate.
+        metric: the name of the main metric.
+        direction: of the metric.
+        inputs: the base and the experts, measured in the same way.
+        base: the input with which all points are compared.
+        expert_of: the input that is the expert of each task; guessed where it is not given.
+        splits: on which points are chosen, then reported. With one split, or a second that was not measured,
+            both are done on the same data.
+        resamples: bootstrap draws for intervals.
+        flips: sign patterns for permutation tests.
+        seed: same seed, same verdict.
+        dropped: how many more settings could have been chosen, had a race not dropped them.
+
+    Returns:
+        The verdict. Whatever limits it is a sentence of its notes; unusable outcomes raise nothing.
+    """
+    question = _Question(points, inputs, metric, direction, base, expert_of, resamples, flips, seed, dropped)
+    if not any(point.outcomes for point in points):
+        return _of_numbers(question, splits)
+    notes: list[str] = []
+    panels = _read(question, splits, notes)
+    if isinstance(panels, Verdict):
+        return replace(panels, notes=tuple(dict.fromkeys(notes)))
+    chosen = _best_of_recipes(question, panels.selection)
+    families = _families(question, panels, [*chosen.values()])
+    notes += sentences.limits(
+        panels.selection, question.places(panels.selection), direction, panels.selected_on
+    )
+    notes += sentences.limits_of_report(panels.reported, panels.reported_on, base, separate=panels.separate)
+    if (count := len(question.places(panels.selection))) > MOST_COMPARED and len(families[-1].pairs):
+        notes.append(
+            f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are "
+            "compared with the chosen one and have intervals; the correction counts all pairs."
+        )
+    scores, comparisons = _measure(question, panels, families, notes)
+    rows = [panels.reported.index(name) for name in chosen.values() if name in panels.reported.names]
+    table = columns(panels.reported, np.array(rows, dtype=np.intp), direction, flips=flips, seed=seed)
+    return Verdict(
+        metric,
+        direction,
+        panels.selected_on,
+        panels.reported_on,
+        next(s for s in scores if (s.point, s.split) == (panels.chosen, panels.reported_on)),
+        _cost(question, panels, families[0]),
+        tuple(scores),
+        chosen,
+        tuple(comparisons),
+        table,
+        panels.reported.examples,
+        panels.reported.clusters,
+        base,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data | Verdict:
+    """The data of both splits; an empty verdict where nothing could be chosen."""
+    measured = {split for point in question.points for split in point.outcomes}
+    available = [split for split in splits if split in measured] or sorted(measured)
+    if available[0] != splits[0]:
+        notes.append(
+            f"No point has outcomes on the split '{splits[0]}': points are chosen on '{available[0]}'."
+        )
+    selected_on, reported_on = available[0], available[min(1, len(available) - 1)]
+    selection = _panel(question, selected_on, question.points, notes)
+    if selection is None or not len(question.places(selection)):
+        notes.append(f"Nothing was chosen: no point has outcomes on '{selected_on}' that can be compared.")
+        return Verdict(question.metric, question.direction, selected_on, reported_on)
+    chosen = selection.names[_best_place(question, selection)]
+    if reported_on != selected_on:
+        points = [point for point in question.points if reported_on in point.outcomes]
+        reported = _panel(question, reported_on, points, notes)
+        if reported is not None and chosen in reported.names:
+            return _Data(selection, selected_on, reported, reported_on, chosen)
+        notes.append(f"The chosen point '{chosen}' has no outcomes on '{reported_on}' that can be reported.")
+    return _Data(selection, selected_on, selection, selected_on, chosen)
+
+
+def _best_place(question: _Question, selection: Panel) -> int:
+    """The place of the best point."""
+    eligible = question.places(selection)
+    return int(eligible[best(selection.scores[eligible], question.direction)])
+
+
+def _panel(question: _Question, split: str, points: Sequence[Candidate], notes: list[str]) -> Panel | None:
+    """The outcomes of points and measured inputs on a split; None where there are none."""
+    inputs = [model for model in question.inputs if split in model.outcomes]
+    candidates, remarks = comparable([*points, *inputs], split)
+    notes += remarks
+    return Panel.of(candidates, split) if candidates else None
+
+
+def _families(question: _Question, panels: _Data, best_of_recipes: Sequence[str]) -> list[Family]:
+    """The comparisons on the reported split, then those of points without outcomes there."""
+    eligible = question.places(panels.selection)
+    panel = question.best_part(panels.selection, [panels.chosen, *best_of_recipes])
+    points, best_place, base = question.places(panel), panel.index(panels.chosen), question.base_in(panel)
+    if not panels.separate:
+        return [
+            selected_family(panel, panels.selected_on, eligible, points, best_place, base, question.dropped)
+        ]
+    reported = panels.reported
+    rest = np.array([p for p in points if panel.names[p] not in reported.names], dtype=np.intp)
+    first = independent_family(
+        reported,
+        panels.reported_on,
+        question.places(reported),
+        reported.index(panels.chosen),
+        question.base_in(reported),
+    )
+    second = selected_family(panel, panels.selected_on, eligible, rest, best_place, base, question.dropped)
+    share = 0.5 if len(rest) and len(first.pairs) else 1.0
+    return [replace(first, share=share), replace(second, share=share)]
+
+
+def _measure(
+    question: _Question, panels: _Data, families: Sequence[Family], notes: list[str]
+) -> tuple[list[Score], list[Comparison]]:
+    """Scores and comparisons of all families."""
+    scores: list[Score] = []
+    comparisons: list[Comparison] = []
+    names = [model.name for model in question.inputs]
+    experts = question.expert_of or guess_experts(
+        panels.reported, names, question.direction, seed=question.seed
+    )
+    for family in families:
+        places, remarks = usable_experts(family.panel, experts, question.direction)
+        if family.split == panels.reported_on and (experts or names):
+            notes += remarks
+        measured = measure(
+            family.panel, family.pairs, places, resamples=question.resamples, seed=question.seed
+        )
+        scores += measured.scores(family.panel, question.recipes, family.split)
+        comparisons += family.comparisons(measured.differences, flips=question.flips, seed=question.seed)
+    return scores, comparisons
+
+
+def _best_of_recipes(question: _Question, selection: Panel) -> dict[str, str]:
+    """The best setting of each recipe, or of all after a race; a point without a recipe stands for itself."""
+    if question.dropped:
+        name = selection.names[_best_place(question, selection)]
+        return {question.recipes[name] or name: name}
+    groups: dict[str, list[int]] = {}
+    for place in question.places(selection):
+        name = selection.names[place]
+        groups.setdefault(question.recipes[name] or name, []).append(int(place))
+    return {
+        recipe: selection.names[places[best(selection.scores[places], question.direction)]]
+        for recipe, places in groups.items()
+    }
+
+
+def _cost(question: _Question, panels: _Data, family: Family) -> Cost:
+    """What choosing cost: candidates, the gap between splits, the cross-validated score, the resolution."""
+    eligible = question.places(panels.selection)
+    estimate = float(panels.selection.scores[panels.selection.index(panels.chosen)])
+    reported = float(panels.reported.scores[panels.reported.index(panels.chosen)])
+    return Cost(
+        len(eligible) + question.dropped,
+        estimate,
+        estimate - reported if panels.separate else None,
+        None
+        if question.dropped  # by all examples, so that none has no part in the choice
+        else cross_validated(panels.selection, eligible, question.direction, seed=question.seed),
+        minimum_detectable_difference(
+            family.panel, family.pairs, family.size, family.share, flips=question.flips
+        ),
+    )
+
+
+def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:
+    """The verdict where each model has one number: a choice, intervals over replicates, no comparison."""
+    measured = {split for point in question.points for split in point.numbers}
+    available = [split for split in splits if split in measured] or sorted(measured) or list(splits[:1])
+    selected_on, reported_on = available[0], available[min(1, len(available) - 1)]
+    scores = [
+        s for split in dict.fromkeys((selected_on, reported_on)) for s in _number_scores(question, split)
+    ]
+    sweep = {point.name for point in question.points}
+    eligible = [s for s in scores if s.split == selected_on and s.point in sweep]
+    eligible = [s for s in eligible if math.isfinite(s.overall.value)]
+    notes = sentences.limits_of_numbers(question.points, selected_on, [s.point for s in eligible])
+    empty = Verdict(question.metric, question.direction, selected_on, reported_on, notes=notes)
+    if not eligible:
+        return empty
+    first = eligible[best(np.array([s.overall.value for s in eligible]), question.direction)]
+    again = [s for s in scores if (s.point, s.split) == (first.point, reported_on)]
+    shown = again[0] if again and math.isfinite(again[0].overall.value) else first
+    gap = first.overall.value - shown.overall.value if shown.split != selected_on else None
+    cost = Cost(len(eligible), first.overall.value, gap)
+    return replace(empty, reported_on=shown.split, selected=shown, cost=cost, scores=tuple(scores))
+
+
+def _number_scores(question: _Question, split: str) -> list[Score]:
+    """The means over replicates of all settings and inputs that have a number on a split."""
+    groups: dict[str, list[float]] = {}
+    for candidate in (*question.points, *question.inputs):
+        if split in candidate.numbers:
+            groups.setdefault(candidate.name, []).append(float(candidate.numbers[split]))
+    return [
+        Score(name, question.recipes[name], split, _over_replicates(values), {}, replicates=len(values))
+        for name, values in groups.items()
+    ]
+
+
+def _over_replicates(values: Sequence[float]) -> Estimate:
+    """The mean of replicates with Student's t interval."""
+    return student(np.array(values, dtype=np.float64))
