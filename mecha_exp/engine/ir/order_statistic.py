@@ -60,7 +60,8 @@ def sort_key(values: torch.Tensor) -> torch.Tensor:
     whole = torch.int32 if values.dtype.itemsize == 4 else torch.int64
     most = torch.iinfo(whole).max
     if values.device.type != "cpu":
-        return _turned(values.view(whole)).masked_fill(values.isnan(), most)
+        turned: torch.Tensor = _turned(values.view(whole))
+        return turned.masked_fill(values.isnan(), most)
     floats = values.numpy()  # which takes a third of the time for small tensors
     keys = _turned(floats.view(f"i{floats.itemsize}"))
     keys[np.isnan(floats)] = most
