@@ -104,7 +104,7 @@ def few_rows(matrix: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-@factor(elements=lambda shape: math.prod(shape))
+@factor(elements=lambda shape: math.prod(shape) if len(shape) == 2 else None)
 def without_interference(
     *deltas: Delta, solver: Parameter(str), steps: Parameter(int), rate: Parameter(float), **kwargs: Any
 ) -> Return(Tensor, "param"):
@@ -117,15 +117,16 @@ def without_interference(
     return (adam(sum(deltas), lambda merged: 2 * (merged @ products - target), steps, rate),)
 
 
-@merge_method(register=False)
-def solved_or_rest(mean: Delta, solved: Small, others: Parameter(str)) -> Return(Tensor, "delta"):
-    """What was solved for; else the mean, or zeros where the others stay the base's."""
-    return solved[0] if solved else rest(mean, others)
-
-
-def rest(mean: Tensor, others: str) -> Tensor:
+@merge_method(elementwise=True, register=False)
+def rest(mean: Delta, others: Parameter(str)) -> Return(Tensor, "delta"):
     """The mean, or zeros where the others stay the base's."""
     return mean.clone() if others == "mean" else torch.zeros_like(mean)
+
+
+@merge_method(register=False, without=lambda mean, solved, others: rest(mean, others=others))
+def solved_or_rest(mean: Delta, solved: Small, others: Parameter(str)) -> Return(Tensor, "delta"):
+    """What was solved for; else the mean, or zeros where the others stay the base's."""
+    return solved[0] if solved else rest.__wrapped__(mean, others)
 
 
 @merge_method(composite=True)
@@ -206,13 +207,16 @@ def modification(
     return adam(torch.zeros_like(total), slope, steps, rate), shares
 
 
-@merge_method(register=False)
+@merge_method(
+    register=False,
+    without=lambda mean, deltas, modified, thresholds, others: rest(mean, others=others),
+)
 def modified_total(
     mean: Delta, *deltas: Delta, modified: Small, thresholds: Small, others: Parameter(str)
 ) -> Return(Tensor, "delta"):
     """sum_i l_i (d_i + t) where |d_i| reaches its threshold; what is not a matrix as in `solved_or_rest`."""
     if not modified:
-        return rest(mean, others)
+        return rest.__wrapped__(mean, others)
     change, shares = modified
     total = torch.zeros_like(mean)
     for delta, share, least in zip(deltas, shares, thresholds, strict=True):

@@ -1,11 +1,12 @@
 """Rotations and decompositions. Their expensive parts are factors, computed once for a whole sweep."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mecha_exp import Parameter, Return, Tile, factor, merge_method, reduction
+from mecha_exp import Node, Parameter, Return, Tile, factor, merge_method, reduction
 from mecha_exp.methods.linear import add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Base, Delta, Model, Small
 from mecha_exp.methods.stiefel import between_frames, logarithm
@@ -34,7 +35,17 @@ def _frames(shape: tuple[int, ...]) -> int:
     return 2 * math.prod(_sides(shape))
 
 
-@factor(elements=_frames)
+@merge_method(elementwise=True, register=False)
+def blended(a: Model, b: Model, alpha: Parameter(float)) -> Return(Tensor):
+    """A tensor of one axis between two, which is not rotated."""
+    return a + alpha * (b - a)
+
+
+def _blend(a: Node, b: Node, alpha: float, **_: Any) -> Node:
+    return blended(a, b, alpha=alpha)
+
+
+@factor(elements=lambda shape: _frames(shape) if len(shape) > 1 else None)
 def alignment_of(a: Model, b: Model, centralization: Parameter(float)) -> Return(Tensor, "param"):
     """The frames U, V of the rotation that brings the centred rows of a nearest to those of b (Procrustes).
 
@@ -99,7 +110,7 @@ def _rotated(x: Tensor, frames: tuple[Tensor, Tensor], turn: tuple[Tensor, ...],
     return x + (x @ (left - right)) @ right.mT
 
 
-@merge_method(register=False)
+@merge_method(register=False, without=_blend)
 def rotated(
     a: Model,
     b: Model,
@@ -111,7 +122,7 @@ def rotated(
 ) -> Return(Tensor):
     """The rows of a, blended with those of b turned back, and turned; tensors of one axis are blended."""
     if a.ndim < 2:
-        return a + alpha * (b - a)
+        return blended.__wrapped__(a, b, alpha)
     rows, mean_a = _centred(a, centralization)
     mean_b = as_matrix(b).mean(0) * centralization
     if alpha:
@@ -121,7 +132,7 @@ def rotated(
     return moved.add_(mean_a + alignment * (mean_b - mean_a)).reshape(a.shape)
 
 
-@merge_method(register=False)
+@merge_method(register=False, without=_blend)
 def rotated_simply(
     a: Model,
     b: Model,
@@ -177,13 +188,13 @@ def singular_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return uh.mT, s, v.mT
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor(elements=lambda shape: 2 * math.prod(shape) if len(shape) > 1 else None)
 def decomposition(a: Model) -> Return(Tensor, "param"):
     """The singular value decomposition of the rows of axis 0: U, S, V^T. Nothing for tensors of one axis."""
     return singular_parts(a.flatten(1)) if a.ndim > 1 else ()
 
 
-@factor(elements=lambda shape: 2 * math.prod(shape))
+@factor(elements=lambda shape: 2 * math.prod(shape) if len(shape) > 1 else None)
 def approximate_decomposition(a: Model, rank: Small, iters: Parameter(int), seed: Parameter(int)) -> Return(
     Tensor, "param"
 ):
@@ -206,7 +217,7 @@ def low_rank_svd(matrix: Tensor, rank: int, iters: int, seed: int) -> tuple[Tens
     return basis @ u, s, vh
 
 
-@merge_method(register=False)
+@merge_method(register=False, without=lambda a, parts, rank: a)
 def reduced(a: Delta, parts: Small, rank: Small) -> Return(Tensor, "delta"):
     """The sum of the first `rank` singular parts; the tensor itself where that is all of them."""
     count = round(float(rank))

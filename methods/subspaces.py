@@ -52,7 +52,13 @@ def flattened(total: Model, variant: Parameter(str), **kwargs: Any) -> Return(Te
     return (mean * factor,)
 
 
-@merge_method(register=False)
+@merge_method(elementwise=True, register=False)
+def divided(total: Delta, count: Parameter(int)) -> Return(Tensor, "delta"):
+    """An equal part of a total, one of `count`."""
+    return total / count
+
+
+@merge_method(register=False, without=lambda total, made, count: divided(total, count=count))
 def isotropic(total: Delta, made: Small, count: Parameter(int)) -> Return(Tensor, "delta"):
     """What was made of the total, or else the mean of the `count` deltas that it is the sum of."""
     return made[0].reshape(total.shape) if made else total / count
@@ -120,7 +126,7 @@ def _in_frames(left: Tensor, sizes: Tensor, right: Tensor) -> Tensor:
     return frame(left).times((frame(right).whole() * sizes).mT)
 
 
-@merge_method(register=False)
+@merge_method(register=False, without=lambda mean, made: mean)
 def made_or_mean(mean: Delta, made: Small) -> Return(Tensor, "delta"):
     """What a factor made; the mean where it made nothing."""
     return made[0].reshape(mean.shape) if made else mean
@@ -217,11 +223,17 @@ def iso_cts(
     return add_merged(base, models, scale, merge)
 
 
-@merge_method(register=False)
+@merge_method(elementwise=True, register=False)
+def unless_none(delta: Delta, density: Parameter(float)) -> Return(Tensor, "delta"):
+    """A tensor that has no parts: itself, or zeros where none of it is kept."""
+    return delta.clone() if density else torch.zeros_like(delta)
+
+
+@merge_method(register=False, without=lambda delta, parts, density: unless_none(delta, density=density))
 def leading_share(delta: Delta, parts: Small, density: Parameter(float)) -> Return(Tensor, "delta"):
     """The floor(density rank) largest singular parts; a tensor of one axis whole, unless density is 0."""
     if not parts:
-        return delta.clone() if density else torch.zeros_like(delta)
+        return unless_none.__wrapped__(delta, density)
     return reduced.__wrapped__(delta, parts, whole_share(density, len(parts[1])))
 
 
@@ -277,7 +289,7 @@ def spectrum_cut(delta: Delta, eta: Parameter(float), variant: Parameter(str), *
     return ((u[:, :kept] * (s[:kept] * (held[-1] / held[kept - 1])) @ vh[:kept]).reshape(delta.shape),)
 
 
-@merge_method(register=False)
+@merge_method(register=False, without=lambda mean, cuts: mean)
 def mean_of_cuts(mean: Delta, *cuts: Small) -> Return(Tensor, "delta"):
     """The mean of what `spectrum_cut` made of each delta; where it made nothing the mean of the deltas."""
     if not cuts[0]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from mecha_exp.errors import RecipeError
+from mecha_exp.graph.nodes import Node
 from mecha_exp.method_api.method import Choose, Factor, Kind, MergeMethod, Reduction, RowLength
 from mecha_exp.method_api.registry import register_method, resolve_method
 
@@ -37,6 +38,7 @@ def merge_method(
     cache_factory: Callable[[], Any] = dict,
     depends: Sequence[str | os.PathLike[str]] = (),
     variables: Sequence[str] = (),
+    without: Callable[..., Node] | None = None,
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
 def merge_method(
     function: Callable[..., Any] | None = None,
@@ -56,6 +58,7 @@ def merge_method(
     cache_factory: Callable[[], Any] = dict,
     depends: Sequence[str | os.PathLike[str]] = (),
     variables: Sequence[str] = (),
+    without: Callable[..., Node] | None = None,
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
     """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
 
@@ -82,6 +85,9 @@ def merge_method(
         depends: files and folders that the function reads, relative to its own file. Their content is part of
             the signature of results: after an edit points are merged again.
         variables: the names of environment variables that the function reads, likewise.
+        without: for a method of whole tensors that takes factors, (arguments as a composite gets them) -> a
+            node. It stands for a call at keys of which a factor makes nothing, and gives what the function
+            gives for (): such keys need no whole tensors then.
 
     Raises:
         RecipeError: a parameter has no usable annotation, the name is taken by another function, or options
@@ -99,6 +105,10 @@ def merge_method(
         raise RecipeError(f"a merge method is one of {', '.join(k.value for k in chosen)}, not several")
     if choose is not None and not is_interface:
         raise RecipeError("`choose=` says what an interface stands for, so it needs `is_interface=True`")
+    if without is not None and chosen != [Kind.WHOLE]:
+        raise RecipeError(
+            f"`without=` is for methods of whole tensors, not for one that is {chosen[0].value}"
+        )
     if not register and (is_conversion or is_interface or implements):
         raise RecipeError("a conversion, an interface and what implements one must be registered")
 
@@ -106,6 +116,7 @@ def merge_method(
         columns = _row_length(rowwise)
         method = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
         method.choose = choose
+        method.without = without
         method.depends = _beside(fn, depends)
         method.variables = tuple(variables)
         if implements is not None:

@@ -74,6 +74,7 @@ class MergeMethod:
         implementations: the methods of an interface.
         choose: the function of an interface that chooses a method, in place of their declared configs.
         columns: (shape) -> the number of consecutive elements that are a row; None without rows.
+        without: (nodes of the arguments) -> the graph that stands for a call where its factors make nothing.
         depends: the files and folders that the function reads.
         variables: the names of environment variables that it reads.
         function: the function that was declared, or a class with `__call__`: of tensors, and of a composite
@@ -102,6 +103,7 @@ class MergeMethod:
         self.columns = columns
         self.implementations: list[MergeMethod] = []
         self.choose: Choose | None = None
+        self.without: Callable[..., Node] | None = None
         self.depends: tuple[Path, ...] = ()
         self.variables: tuple[str, ...] = ()
         self.create_cache = cache_factory
@@ -228,7 +230,7 @@ class Factor(MergeMethod):
     Attributes:
         elements: (shape, **arguments) -> the number of elements of the value, for the memory budget;
             arguments are those of the method that it names as keywords. None where nothing is made of such a
-            shape: then the method is not called, and its value is ().
+            shape: then the method is not called, and its value is (), as is that of each factor of it.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import mecha_exp as mx
 from mecha_exp import Parameter, Return, merge_method
+from mecha_exp.engine.planner.planner import plan
 from mecha_exp.methods import subspaces
 
 
@@ -123,6 +124,65 @@ def test_built_in_factors_make_nothing_where_they_say_so(name, variant, shape):
     made = method.__wrapped__(torch.ones(shape), **given, key="layer.weight")
 
     assert (method.size(shape, given) is None) == (made == ())
+
+
+CALLS = {
+    "tsv_m": lambda *models: mx.tsv_m(*models),
+    "tsv_m of a merge": lambda *models: mx.tsv_m(models[0], mx.tsv_m(*models), models[1]),
+    "tsv_m of rows": lambda *models: mx.tsv_m(*models, variant="rows"),
+    "iso_c": lambda *models: mx.iso_c(*models, scale=0.7),
+    "iso_cts": lambda *models: mx.iso_cts(*models),
+    "star": lambda *models: mx.star(*models),
+    "twin": lambda *models: mx.twin(*models, task=1),
+    "twin of nothing": lambda *models: mx.twin(*models, task=1, density=0.0),
+    "wudi": lambda *models: mx.wudi(*models, solver="closed"),
+    "wudi with the mean": lambda *models: mx.wudi(*models, solver="closed", others="mean"),
+    "doge": lambda *models: mx.doge(*models, steps=2, others="mean"),
+    "rotate": lambda a, b, c: mx.rotate(a, b, alignment=0.5, alpha=0.3),
+    "rotate by a whole turn": lambda a, b, c: mx.rotate(a, b, alpha=0.3),
+    "truncate_rank": lambda a, b, c: mx.add_difference(a, mx.truncate_rank(b - a, rank=2), alpha=0.5),
+}
+SHAPES = {
+    "vector": (70,),
+    "number": (),
+    "matrix": (12, 9),
+    "text_projection": (9, 9),
+    "kernel": (6, 4, 3, 3),
+    "stack.0": (8,),
+}
+
+
+def models_of_shapes(shapes, count=3):
+    random = torch.Generator().manual_seed(0)
+    return [
+        {key: torch.randn(shape, generator=random) for key, shape in shapes.items()} for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_keys_without_factors_are_merged_tile_by_tile_to_the_same_bytes(name, monkeypatch):
+    models = models_of_shapes(SHAPES)
+    made = mx.merge(CALLS[name](*map(mx.model, models)))
+    monkeypatch.setattr("mecha_exp.engine.planner.key_plans.without_factors", lambda roots, *_: roots)
+    whole = mx.merge(CALLS[name](*map(mx.model, models)))
+
+    assert made.keys() == whole.keys() == SHAPES.keys()
+    assert all(torch.equal(made[key], whole[key]) for key in SHAPES)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_keys_without_factors_need_no_whole_tensors(name):
+    recipe = CALLS[name](*map(mx.model, models_of_shapes({"vector": (70,), "number": ()})))
+
+    with plan([mx.Job(recipe, {})], mx.EngineOptions()) as planned:
+        assert [planned.whole_bytes_of(key) for key in planned.keys] == [0, 0]
+
+
+def test_only_methods_of_whole_tensors_do_without_factors():
+    with pytest.raises(
+        mx.RecipeError, match="`without=` is for methods of whole tensors, not for one that is"
+    ):
+        merge_method(elementwise=True, register=False, without=lambda a: a)(lambda a: a)
 
 
 def test_a_factor_is_no_model_and_no_tile(decomposed):

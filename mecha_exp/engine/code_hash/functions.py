@@ -152,6 +152,7 @@ class _Walk:
         more = ("rounds", "finish", "sums", "rank", "elements", "columns", "choose", "create_cache")
         parts = [f"{name}={self._or_name(getattr(method, name, None))}" for name in more]
         parts += ["of_model"] if getattr(method, "of_model", False) else []
+        parts += [f"without={self._or_name(method.without)}"] if method.without else []
         parts += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
         return f"{method.kind.value} {self._code_of(method.function)} {' '.join(parts)}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from mecha_exp.engine.ir.calls import run_method
@@ -23,12 +23,7 @@ def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> t
     def primitive(node: Node) -> Node:
         if not isinstance(node, MergeNode) or node.method.kind is not Kind.COMPOSITE:
             return node
-        arguments = dict(node.arguments)
-        values = {
-            spec.name: _composite_argument(spec, arguments.get(spec.name))
-            for spec in node.method.signature.parameters
-        }
-        result = run_method(node.method, values)
+        result = run_method(node.method, _composite_arguments(node))
         if not isinstance(result, Node):
             raise RecipeError(
                 f"the composite '{node.method.identifier}' returned {type(result).__name__}, not a node"
@@ -36,6 +31,28 @@ def expand(roots: Sequence[Node], expanded: dict[Node, Node] | None = None) -> t
         return rewrite([result], primitive, expanded)[0]
 
     return rewrite(roots, primitive, expanded)
+
+
+def without_factors(roots: Sequence[Node], unmade: Set[Node], replaced: dict[Node, Node]) -> tuple[Node, ...]:
+    """The expanded graphs with another one in place of each call that has one for factors that make nothing.
+
+    Args:
+        unmade: the factors that make nothing.
+        replaced: receives the replacement of each node.
+    """
+
+    def plain(node: Node) -> Node:
+        if not isinstance(node, MergeNode) or not node.method.without or unmade.isdisjoint(node.children):
+            return node
+        return expand([node.method.without(**_composite_arguments(node))])[0]
+
+    return rewrite(roots, plain, replaced)
+
+
+def _composite_arguments(node: MergeNode) -> dict[str, Any]:
+    """The arguments of a composite by name."""
+    given = dict(node.arguments)
+    return {s.name: _composite_argument(s, given.get(s.name)) for s in node.method.signature.parameters}
 
 
 def _composite_argument(spec: ParameterSpec, argument: Node | tuple[Node, ...] | None) -> Any:

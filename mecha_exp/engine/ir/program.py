@@ -188,7 +188,11 @@ class Program:
         """The factors that make nothing of a shape, and the tiles that would be kept for them alone."""
         if shape not in self._unmade:
             before = [node for stage in self.stages for node in stage.before]
-            factors = {node for node in before if self._elements(node, shape) is None}
+            factors: set[Node] = set()
+            for node in before:
+                is_of_nothing = self.extents[node] is Extent.FACTOR and factors.intersection(node.children)
+                if is_of_nothing or self._elements(node, shape) is None:
+                    factors.add(node)
             read = {child for node in before if node not in factors for child in node.children}
             kept = {node for stage in self.stages for pass_ in stage.passes for node in pass_.kept}
             self._unmade[shape] = frozenset(factors | (kept - read))

@@ -10,7 +10,7 @@ import torch
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dtype, torch_dtype
 from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.engine.ir.calls import Extent
-from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.engine.ir.expansion import expand, without_factors
 from mecha_exp.engine.ir.layout import compile_program
 from mecha_exp.engine.ir.model_values import with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, Program
@@ -62,6 +62,8 @@ class KeyPlanner:
         self._asked: dict[Structure, tuple[Asked, ...]] = {}
         self._roots: dict[tuple[object, ...], _Roots] = {}
         self._programs: dict[tuple[_Roots, torch.dtype], Program] = {}
+        self._plain: dict[Structure, Structure] = {}
+        self._plain_programs: dict[tuple[Program, frozenset[Node]], Program] = {}
         self._running = RunningStatistics(options.running_stats, graph.lazy)
         self._leaves: dict[Node | None, ModelNode | DeferredCall | None] = {}
 
@@ -74,7 +76,8 @@ class KeyPlanner:
         structure = self._of_class.get(alike)
         if structure is None or is_running_statistic(key):
             structure = self._structure_at(key, alike)
-        return KeyPlan(key, structure if len(structure.shape) < 2 else self._split(key, structure))
+        split = structure if len(structure.shape) < 2 else self._split(key, structure)
+        return KeyPlan(key, self._without_factors(split))
 
     def _structure_at(self, key: str, alike: KeyClass) -> Structure:
         """The structure of a key as a whole, noted for its class unless its name counts."""
@@ -136,6 +139,31 @@ class KeyPlanner:
             split = replace(structure, experts=experts)
             self._structures[kind], self._asked[split] = split, self._asked[structure]
         return self._structures[kind]
+
+    def _without_factors(self, structure: Structure) -> Structure:
+        """The structure without the calls for which another graph stands, at keys without their factors."""
+        if structure not in self._plain:
+            self._plain[structure] = self._find_plain(structure)
+        return self._plain[structure]
+
+    def _find_plain(self, structure: Structure) -> Structure:
+        program = structure.program
+        unmade: frozenset[Node] = program.unmade(structure.part_shape) if program else frozenset()
+        if program is None or not unmade:
+            return structure
+        kind = (program, unmade)
+        if kind not in self._plain_programs:
+            replaced: dict[Node, Node] = {}
+            roots = without_factors(program.roots, unmade, replaced)
+            self._graph.carry_caches(replaced)
+            is_new = roots != program.roots
+            compiled = compile_program(roots, program.dtype, self._graph.caches) if is_new else program
+            self._plain_programs[kind] = compiled
+        if self._plain_programs[kind] is program:
+            return structure
+        plain = replace(structure, program=self._plain_programs[kind])
+        self._asked[plain] = self._asked[structure]
+        return self._without_factors(plain)
 
     def trips(self, plans: Sequence[KeyPlan]) -> tuple[Trip, ...]:
         """The trips that find what keys need of the whole model."""
