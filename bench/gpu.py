@@ -2,6 +2,7 @@
 
     python -m bench.gpu                            Stable Diffusion 1.5's size, on the memory disk
     python -m bench.gpu --size small --rows ties   a quick look
+    python -m bench.gpu --size matrices            without keys that are so small that the CPU computes them
 
 The inputs lie on the memory disk. The link is what moving the bytes alone takes: the inputs go to the device
 while the output comes back, pinned, without files. The way is the same with files: as many threads as the

@@ -26,6 +26,7 @@ SIZES = {
     "small": {shape: max(1, count // 20) for shape, count in SD15.items()},
     "half": {shape: max(1, count // 4) for shape, count in SD15.items()},
     "sd15": SD15,
+    "matrices": {shape: count for shape, count in SD15.items() if len(shape) > 1},
     "sdxl": {shape: round(3.27 * count) for shape, count in SD15.items()},
 }
 _CHUNK = 1 << 22

@@ -2,8 +2,8 @@
 """Copies of models on a GPU: one for each tensor and evaluation, and of the next model beforehand.
 
 A tensor is copied through pinned memory, so that the copies need not wait for each other. While a model is
-measured, a thread copies the next one on a stream of its own. No GPU has run this yet: tests run it on a
-simulated one.
+measured, a thread copies the next one on a stream of its own. Tests run it on a simulated GPU, where a copy
+that comes too early always shows, and on a real one where there is one.
 """
 
 from __future__ import annotations
