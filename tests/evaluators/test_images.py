@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simulated_gpu
 import torch
+from counted_transfers import Counting
 from drawn import PROMPTS, context_of, measured
 from PIL import Image
 from safetensors.torch import load_file
@@ -211,3 +213,26 @@ def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
 
     assert made.text_encoder is None
     assert {t.device.type for n in (made.unet, made.vae) for t in n.state_dict().values()} == {"meta"}
+
+
+def test_a_gpu_gets_the_networks_of_the_next_point_beforehand(folder, monkeypatch):
+    from mecha_exp.evaluators.common import ModelFolder
+    from mecha_exp.evaluators.common.transfers import expect
+    from mecha_exp.evaluators.pictures.pipelines import pipeline
+
+    gpu = torch.device(simulated_gpu.NAME)
+    transfers = Counting(gpu)
+    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {gpu: transfers})
+    first = numbers_of(folder / "merged")
+    points = [first, {key: tensor * 2 for key, tensor in first.items()}]
+    of_texts = [key for key in first if key.startswith("text_encoder.")]
+    with simulated_gpu.own_stream(simulated_gpu.NAME):
+        for number, point in enumerate(points):
+            copied = transfers.copies
+            with pipeline(ModelFolder(folder / "a"), point, None, simulated_gpu.NAME, "auto") as made:
+                assert transfers.copies - copied == len(of_texts if number else point)
+                for part in ("unet", "vae"):
+                    for name, tensor in getattr(made, part).state_dict().items():
+                        assert torch.equal(tensor.cpu(), point[f"{part}.{name}"])
+                if not number:
+                    expect(points[1])

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import simulated_gpu
 import torch
+from counted_transfers import Counting
 from torch import nn
 
 from mecha_exp.evaluators.common import module_network
@@ -14,21 +15,6 @@ from mecha_exp.evaluators.common.transfers import Transfers, expect, transfers_t
 
 GPU = simulated_gpu.NAME
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
-
-
-class Counting(Transfers):
-    """Copies that are counted, made at once rather than by a thread: the simulation has none."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.copies = 0
-
-    def _copied(self, tensor, dtype):
-        self.copies += 1
-        return super()._copied(tensor, dtype)
-
-    def expect(self, model):
-        self.fetch({key: model[key] for key in self._dtypes if key in model})
 
 
 @pytest.fixture

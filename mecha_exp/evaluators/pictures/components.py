@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.declaration import Shapes
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, network, one_line
+from mecha_exp.evaluators.common.devices import AUTO
 from mecha_exp.evaluators.common.loading import check_fit
 
 INDEX = "model_index.json"
@@ -75,6 +76,10 @@ class Component:
         """The files with its weights."""
         return sorted(file for file in self.folder.glob("*") if file.suffix in _WEIGHTS)
 
+    def prefix(self, component: str | None) -> str:
+        """What the keys of its weights begin with in a model; nothing where that is this component alone."""
+        return "" if component else f"{self.name}."
+
     def part_of(self, entries: Mapping[str, _Value], component: str | None) -> dict[str, _Value]:
         """The entries of a model that are of this component, by the names in it.
 
@@ -82,7 +87,7 @@ class Component:
             entries: by key.
             component: the one that the keys are of; None where they begin with the names of components.
         """
-        prefix = "" if component else f"{self.name}."
+        prefix = self.prefix(component)
         return {key.removeprefix(prefix): v for key, v in entries.items() if key.startswith(prefix)}
 
     def check(self, shapes: Shapes) -> None:
@@ -146,7 +151,7 @@ class Component:
                 yield module
             return
         named = self._named(made, part)
-        if dtype != "auto":
+        if dtype != AUTO:
             number = getattr(torch, dtype)
             named = {k: t.to(number) if t.is_floating_point() else t for k, t in named.items()}
         made.load_state_dict(named, assign=True)

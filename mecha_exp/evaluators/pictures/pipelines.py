@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +24,9 @@ from mecha_exp.evaluators.common import (
     named_folder,
     one_line,
 )
-from mecha_exp.evaluators.pictures.components import INDEX, index_of, networks_of
+from mecha_exp.evaluators.common.devices import AUTO
+from mecha_exp.evaluators.common.transfers import transfers_to
+from mecha_exp.evaluators.pictures.components import INDEX, Component, index_of, networks_of
 
 _TEXT_TO_IMAGE = ("prompt", "num_inference_steps", "generator", "height")
 _OF_FILMS, _OF_PICTURES, _CONTROL = "num_frames", "image", "controlnet"
@@ -109,16 +111,40 @@ def pipeline(
     """
     place = chosen_device(device)
     made = _pipeline(Kept(identity_of(folder, component), folder.path))
+    merged = [part for part in networks_of(folder) if component in (None, part.name)]
     with ExitStack() as stack:
-        for part in networks_of(folder):
-            if component in (None, part.name):
-                weights = part.part_of(state_dict, component)
-                filled = part.filled(getattr(made, part.name), weights, device, dtype)
-                if not part.is_of_diffusers:  # where transformers changes tensors, its network keeps them
-                    stack.callback(setattr, made, part.name, None)
-                setattr(made, part.name, stack.enter_context(filled))
+        for part in (part for part in merged if not part.is_of_diffusers):
+            weights = part.part_of(state_dict, component)
+            filled = part.filled(getattr(made, part.name), weights, device, dtype)
+            stack.callback(setattr, made, part.name, None)  # whose tensors transformers may have changed
+            setattr(made, part.name, stack.enter_context(filled))
+        own = [part for part in merged if part.is_of_diffusers]  # after the others, which let go of copies
+        there = _moved(state_dict, own, component, place, dtype)
+        for part in own:
+            weights = part.part_of(there, component)
+            stack.enter_context(part.filled(getattr(made, part.name), weights, device, dtype))
         with torch.inference_mode():
             yield made.to(place)
+
+
+def _moved(
+    state_dict: Mapping[str, Tensor],
+    parts: Sequence[Component],
+    component: str | None,
+    place: torch.device,
+    dtype: str,
+) -> Mapping[str, Tensor]:
+    """The weights of components where they compute: on a GPU copies, those of the next point beforehand."""
+    if place.type == "cpu":
+        return state_dict
+    wanted = None if dtype == AUTO else getattr(torch, dtype)
+    dtypes = {
+        key: wanted if wanted and tensor.is_floating_point() else tensor.dtype
+        for part in parts
+        for key, tensor in state_dict.items()
+        if key.startswith(part.prefix(component))
+    }
+    return transfers_to(place).moved(state_dict, dtypes)
 
 
 def identity_of(folder: ModelFolder, component: str | None) -> str:
