@@ -109,4 +109,6 @@ def test_logits_that_are_nan_are_an_error_and_no_engine_is_left(models, tasks):
     with pytest.raises(EvaluationError, match="the evaluator 'lm_eval': the logits are NaN"):
         read.measure_one(read.evaluations[0], weights, context)
 
+    for process in multiprocessing.active_children():  # what was killed is gone a moment later
+        process.join(10)
     assert not multiprocessing.active_children()

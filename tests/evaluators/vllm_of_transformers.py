@@ -7,6 +7,7 @@ what comes of the answers, and nothing about vllm's own numbers. `test_vllm.py` 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,11 @@ def vllm_there(folder: Path, distribution: str = "vllm") -> Iterator[None]:
         (folder / name).write_text(content)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        import_module("lm_eval.models")  # registers its models
+        registry = import_module("lm_eval.api.registry")
+        registry._materialise_placeholder.cache_clear()
+        models = registry.model_registry._objs
+        patch.setitem(models, "vllm", models["vllm"])  # the class that takes this place leaves it again
         try:
             yield
         finally:
