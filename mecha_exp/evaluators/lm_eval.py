@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,13 @@ from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, chosen_device, folder_of, network
 from mecha_exp.evaluators.common.networks import NAN_LOGITS, refuse_nan, write_model
+from mecha_exp.evaluators.harness.backends import HF, VLLM, check_backend, check_vllm, started
 from mecha_exp.evaluators.harness.parts import check_parts
 from mecha_exp.evaluators.harness.requests import kept_answers, shown_requests
 from mecha_exp.evaluators.harness.summary import summary_of
 from mecha_exp.evaluators.harness.tasks import load_tasks, local_files
 
 __all__ = ["lm_eval"]
-
-HF, VLLM = "hf", "vllm"
 
 
 def _names(tasks: Any) -> list[str]:
@@ -51,7 +49,7 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
             raise ConfigError(f"evaluator.{name}: expected a number above {least}, got {brief(value)}.")
     backend = parameters["backend"]
     if backend == VLLM:
-        _check_vllm(parameters["device"])
+        check_vllm(parameters["device"])
     folder = folder_of(context, parameters)
     folder.check_vocabulary(shapes)
     if parameters["apply_chat_template"] and not folder.has_chat_template:
@@ -60,7 +58,7 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
             "out, or name the folder of a tokenizer that has one with evaluator.model=PATH."
         )
     with calm(offline=context.offline):
-        _check_backend(backend)
+        check_backend(backend)
     kind, device, dtype = _kind(folder), parameters["device"], parameters["dtype"]
     check_network(folder, shapes, kind, device=device, dtype=dtype, context=context)
     loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
@@ -78,31 +76,10 @@ def _check_examples(shapes: Shapes, context: Context, parameters: Options) -> No
         check_parts(loaded, *chosen)
 
 
-def _check_vllm(device: str) -> None:
-    if find_spec("vllm") is None:
-        raise ConfigError("evaluator.backend=vllm needs vllm, which is not installed: pip install vllm")
-    if device != "auto":
-        raise ConfigError(
-            f"evaluator.device={device}: vllm takes the GPUs that it sees. Name those with "
-            f"evaluator.devices=[{device}] or the environment variable CUDA_VISIBLE_DEVICES."
-        )
-
-
 def _check_score(task: str, metric: str, known: Sequence[str]) -> None:
     if metric not in known:
         hint = did_you_mean(metric, known)
         raise ConfigError(f"evaluator.score={metric}: the task {task} has no such metric.{hint}")
-
-
-def _check_backend(backend: str) -> None:
-    import_module("lm_eval.models")  # registers its models
-    from lm_eval.api.registry import model_registry
-
-    if backend not in model_registry:
-        raise ConfigError(
-            f"evaluator.backend={backend}: lm_eval knows no such model."
-            f"{did_you_mean(str(backend), [HF, VLLM, 'hf-auto'])}"
-        )
 
 
 def _depends(context: Context, parameters: Options) -> Any:
@@ -168,8 +145,8 @@ def lm_eval(
             from a temporary folder.
         model_args: more arguments of the backend, such as `{max_length: 2048}`.
         model: a folder or a hub's name whose configuration and tokenizer are used in place of the inputs'.
-        device: `auto`, `cpu`, `cuda:1`.
-        dtype: `auto` is that of the weights.
+        device: `auto`, `cpu`, `cuda:1`. vllm takes the GPUs that it sees, or the CPU if it is built for one.
+        dtype: `auto` is that of the weights; vllm takes `bfloat16` or `float16` for those of `float32`.
         trust_remote_code: whether code in the model's folder may be run.
         examples: the numbers of the examples to measure, by task; None is all.
 
@@ -215,9 +192,10 @@ def lm_eval(
                 write_model(state_dict, folder, Path(temporary))
                 code = {"trust_remote_code": True} if folder.runs_code else {}
                 given = {"pretrained": temporary, "dtype": dtype, **code, **(model_args or {})}
-                settings["model_args"] = given
                 place = str(chosen_device(device))
-                report = simple_evaluate(backend, batch_size=batch_size, device=place, **settings)
+                ours = started(backend, given, batch_size=batch_size, device=place)
+                with ours as built, shown_requests(context):
+                    report = simple_evaluate(built, **settings)
             if any(_is_nan(sample["resps"]) for rows in report["samples"].values() for sample in rows):
                 raise EvaluationError(NAN_LOGITS)
     return summary_of(report, score)

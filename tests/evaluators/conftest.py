@@ -8,25 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_tokenizers import SMALL, TASK, WORDS, write_tokenizer
+from tiny_tokenizers import TASK, WORDS, write_llama
 
 
 @pytest.fixture(scope="session")
 def llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two Llamas of random weights, large enough that they answer differently."""
-    import torch
-    import transformers
-
-    folders = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        config = transformers.LlamaConfig(
-            vocab_size=40, max_position_embeddings=64, initializer_range=0.5, **SMALL
-        )
-        folders.append(tmp_path_factory.mktemp("llamas") / f"llama{seed}")
-        transformers.LlamaForCausalLM(config).save_pretrained(folders[-1])
-        write_tokenizer(folders[-1])
-    return folders
+    root = tmp_path_factory.mktemp("llamas")
+    return [write_llama(root / f"llama{seed}", seed) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="session")

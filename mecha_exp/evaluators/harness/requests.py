@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ _WITH_BARS = (
     *("lm_eval.models.huggingface", "lm_eval.models.dummy"),
     *("lm_eval.api.model", "lm_eval.api.task"),
 )
+_WHERE_INSTALLED = "lm_eval.models.vllm_causallms"
 
 
 def kept_answers(context: Context) -> str | None:
@@ -69,6 +71,6 @@ def shown_requests(context: Context) -> Iterator[None]:
             """Nothing is left to do."""
 
     with ExitStack() as patches:
-        for module in _WITH_BARS:
+        for module in (*_WITH_BARS, *({_WHERE_INSTALLED} & sys.modules.keys())):
             patches.enter_context(patch(f"{module}.tqdm", Bar))
         yield
