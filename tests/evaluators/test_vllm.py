@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tiny_tokenizers import write_llama
 from mecha_exp import Job, merge_many, weighted_sum
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation import Context, read_scoring
+from mecha_exp.evaluation.measurement import Measurement
 
 pytest.importorskip("lm_eval")
 try:
@@ -65,49 +65,44 @@ def of_the_command_line(model: Path, tasks: Path, output: Path) -> dict[str, flo
     return {name: results[name.partition("/")[0]][f"{name.partition('/')[2]},none"] for name in NUMBERS}
 
 
-@pytest.fixture
-def quarter(models, tasks, tmp_path: Path, as_a_user) -> Callable[..., dict[str, float]]:
-    """Runs a sweep of two alphas as a user does; returns the numbers of alpha=0.25."""
-    of_the_sweep = ["recipe=weighted_sum", "models.base=a", "models.experts=[b]", "alpha=0.25,0.75"]
-    of_the_sweep += ["output=none", "tracking=none", "hydra.sweep.dir=sweep", "-m"]
-    of_the_tasks = ["evaluator=lm_eval", "evaluator.tasks=[word_choice,word_likelihood]"]
-    of_the_tasks += [f"evaluator.include_path={tasks}", "evaluator.dtype=float32", "evaluator.device=cpu"]
-
-    def run(*words: str) -> dict[str, float]:
-        outcome = as_a_user(*of_the_sweep, *of_the_tasks, *words, cwd=tmp_path)
-        assert outcome.status == 0, outcome.err
-        assert "(EngineCore" not in outcome.out  # its log would be among the tables
-        with (tmp_path / "sweep/sweep.csv").open() as file:
-            (row,) = (row for row in csv.DictReader(file) if row["alpha"] == "0.25")
-        return {name: float(row[name]) for name in NUMBERS}
-
-    return run
+def by_the_evaluator(folder: Path, tasks: Path, weights: dict[str, torch.Tensor], **settings) -> Measurement:
+    """The evaluator's measurement in this process."""
+    asked = {"name": "lm_eval", "tasks": ["word_choice", "word_likelihood"], "include_path": str(tasks)}
+    asked |= {"device": "cpu", "dtype": "float32", **settings}
+    context = Context(inputs={"a": folder})
+    read = read_scoring(asked, {key: tuple(t.shape) for key, t in weights.items()}, context=context)
+    return read.measure_one(read.evaluations[0], weights, context)
 
 
 def test_a_sweep_gives_the_numbers_of_the_command_line_and_nearly_those_of_hf(
-    models, tasks, quarter, tmp_path: Path, beside
+    models, tasks, tmp_path: Path, as_a_user, beside
 ):
-    settings = ", ".join(f"{name}: {value}" for name, value in ENGINE.items())
-    ours = quarter("evaluator.backend=vllm", f"evaluator.model_args={{{settings}}}")
-    of_hf = quarter("evaluator.backend=hf")
+    engine = ", ".join(f"{name}: {value}" for name, value in ENGINE.items())
+    words = ["recipe=weighted_sum", "models.base=a", "models.experts=[b]", "alpha=0.25,0.75", "output=none"]
+    words += ["evaluator=lm_eval", "evaluator.backend=vllm", f"evaluator.model_args={{{engine}}}"]
+    words += ["evaluator.tasks=[word_choice,word_likelihood]", f"evaluator.include_path={tasks}"]
+    words += ["evaluator.dtype=float32", "evaluator.device=cpu", "tracking=none"]
+    outcome = as_a_user(*words, "hydra.sweep.dir=sweep", "-m", cwd=tmp_path)
+    assert outcome.status == 0, outcome.err
     merge_many([Job(weighted_sum(*models, alpha=0.25), tmp_path / "merged")])
     theirs = of_the_command_line(tmp_path / "merged", tasks, tmp_path / "out")
+    weights = load_file(tmp_path / "merged/model.safetensors")
+    of_hf = by_the_evaluator(tmp_path / "merged", tasks, weights).metrics
 
+    assert "(EngineCore" not in outcome.out  # its log would be among the tables
+    with (tmp_path / "sweep/sweep.csv").open() as file:
+        (ours,) = (row for row in csv.DictReader(file) if row["alpha"] == "0.25")
     for name in NUMBERS:
-        beside("lm_eval, vllm", name, ours[name], theirs[name], within=0)
-        assert ours[name] == pytest.approx(of_hf[name], rel=1e-4), name
+        beside("lm_eval, vllm", name, float(ours[name]), theirs[name], within=0)
+        assert float(ours[name]) == pytest.approx(of_hf[name], rel=1e-4), name
 
 
 def test_logits_that_are_nan_are_an_error_and_no_engine_is_left(models, tasks):
     weights = load_file(models[0] / "model.safetensors")
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
-    asked = {"name": "lm_eval", "tasks": ["word_choice"], "include_path": str(tasks), "backend": "vllm"}
-    asked |= {"device": "cpu", "dtype": "float32", "model_args": ENGINE}
-    context = Context(inputs={"a": models[0]})
-    read = read_scoring(asked, {key: tuple(t.shape) for key, t in weights.items()}, context=context)
 
     with pytest.raises(EvaluationError, match="the evaluator 'lm_eval': the logits are NaN"):
-        read.measure_one(read.evaluations[0], weights, context)
+        by_the_evaluator(models[0], tasks, weights, backend="vllm", model_args=ENGINE)
 
     for process in multiprocessing.active_children():  # what was killed is gone a moment later
         process.join(10)
