@@ -74,8 +74,8 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
             "a folder that all machines of the cluster share, or store=null."
         )
     Singleton.set_state(session.hydra)
-    launcher = _ShareLauncher(session, claims, numbers)
     bench = workbench(session.config.store, session.config.rerun)
+    launcher = _ShareLauncher(session, claims, numbers, bench)
     with pools_on(session.make_actor):
         try:
             launcher.launch(jobs, 0)
@@ -92,9 +92,9 @@ class _ShareLauncher(OnePassLauncher):
 
     first_points = None
 
-    def __init__(self, session: Session, claims: Claims, numbers: Sequence[int]) -> None:
+    def __init__(self, session: Session, claims: Claims, numbers: Sequence[int], bench: Workbench) -> None:
         self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
-        self._claims, self._numbers = claims, numbers
+        self._claims, self._numbers, self._bench = claims, numbers, bench
         self._taken: dict[int, bool] = {}
         self._taking = Lock()
 
@@ -129,6 +129,7 @@ class _ShareLauncher(OnePassLauncher):
         if not self.takes(number):
             return JobReturn(status=JobStatus.COMPLETED)
         returned = super().run(config, point, result, _LaterTracker(None))
+        self._bench.flush()  # the head ends the workers once all points are finished
         self._claims.finish(number)
         return returned
 

@@ -1,9 +1,11 @@
 """Sweeps with a store in a bucket: what one machine has measured, another one recalls."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from buckets import Answer
 
 from mecha_exp.app.workbench import _workbench
 from mecha_exp.runs.query import find_runs
@@ -47,11 +49,19 @@ def test_what_one_machine_has_measured_another_one_recalls(app, folder, bucket, 
     assert bucket.count("PUT") == 0 < bucket.count("GET")
 
 
+def late(method: str, path: str, answer: Answer) -> Answer:
+    """Let a file take half a second until it is there."""
+    time.sleep(0.5 if method == "PUT" else 0)
+    return answer
+
+
 def test_what_the_workers_of_a_sweep_in_shares_have_measured_is_there_afterwards(
     app, folder, bucket, no_figures
 ):
+    bucket.fault = late  # so that a worker is still sending when its last point is measured
     first = app(*COMMAND, "hydra/launcher=processes", "hydra.launcher.workers=2", "hydra.sweep.dir=first")
     assert not first.status, first.err
+    bucket.clear()
     _workbench.cache_clear()  # as another process
 
     again = app(*COMMAND, "hydra.sweep.dir=again")
