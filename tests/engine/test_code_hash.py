@@ -11,9 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import mecha_exp as mx
 from mecha_exp import methods
 from mecha_exp.engine.code_hash import code_hash, code_hashes, of_function, sources, sources_of
 from mecha_exp.engine.code_hash.functions import reach
@@ -509,3 +511,19 @@ def test_other_results_have_other_hashes(tmp_path_factory, line, seed):
     comment = text[number].find("#")
     if re.search(r"SPARE|return 9|x = 6|'''", text[number]) or -1 < comment < at:
         assert hashes[0] == hashes[1]
+
+
+def test_what_a_call_is_without_factors_is_part_of_its_methods_hash():
+    def chosen(a: mx.Parameter(torch.Tensor), b: mx.Parameter(torch.Tensor)) -> mx.Return(torch.Tensor):
+        return a
+
+    def first(a: mx.Node, b: mx.Node) -> mx.Node:
+        return a
+
+    def second(a: mx.Node, b: mx.Node) -> mx.Node:
+        return b
+
+    graphs = (None, first, second)
+    hashes = {code_hash(mx.merge_method(register=False, without=graph)(chosen)) for graph in graphs}
+
+    assert len(hashes) == 3

@@ -12,6 +12,7 @@ from mecha_exp.engine.ir.order_statistic import (
     Bracket,
     Candidates,
     bracket_from_sample,
+    entries_of,
     from_sort_key,
     partition,
     passes_needed,
@@ -100,6 +101,13 @@ def test_samples_are_whole_blocks_that_lie_apart_inside_the_tensor(rows, block):
     assert ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= rows * block
     assert all(place % block == 0 for place in ends)
     assert sum(stop - start for start, stop in spans) <= max(16 * order_statistic.SAMPLE, 4 * block)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True))
+def test_the_entries_of_spans_are_those_of_each_in_turn(places):
+    ends = sorted(places) if len(places) % 2 == 0 else sorted([*places, 41])
+    spans = [*zip(ends[::2], ends[1::2], strict=True)]
+    assert entries_of(spans).tolist() == [place for start, stop in spans for place in range(start, stop)]
 
 
 class Trips:
