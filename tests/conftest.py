@@ -129,6 +129,16 @@ def as_a_user() -> Callable[..., Outcome]:
 
 
 @pytest.fixture
+def ray_cluster(free_port: int, plain_interpreter: None) -> Iterator[dict[str, str]]:
+    """A cluster of Ray that runs before and after the test's own use of it; its addresses by their kinds."""
+    pytest.importorskip("ray")
+    from ray_here import ray_here
+
+    with ray_here(free_port) as addresses:
+        yield addresses
+
+
+@pytest.fixture
 def plain_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This interpreter by a path without spaces, from which Ray's client cannot start its servers."""
     if " " in sys.executable:

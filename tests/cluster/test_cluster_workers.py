@@ -113,21 +113,13 @@ def test_jobs_are_killed_where_slurm_does_not_say_which_run(tmp_path, monkeypatc
 
 
 @pytest.mark.libraries
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ray leaves its logs open
-def test_a_cluster_of_ray_is_reached_through_its_client(tmp_path, monkeypatch, free_port, plain_interpreter):
-    pytest.importorskip("ray")
+def test_a_cluster_of_ray_is_reached_through_its_client(tmp_path, monkeypatch, ray_cluster):
     pytest.importorskip("grpc")
-    from ray.cluster_utils import Cluster
-
     monkeypatch.chdir(tmp_path)
-    here = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": free_port}
-    cluster = Cluster(initialize_head=True, head_node_args=here)
-    try:
-        with RayWorkers(2, address=f"ray://127.0.0.1:{free_port}") as workers:
-            results = dict(workers.run(describe, [(number,) for number in range(5)]))
-            replaced = list(workers.run(die_at_first, [(1, str(tmp_path / "replaced"))]))
-    finally:
-        cluster.shutdown()
+
+    with RayWorkers(2, address=ray_cluster["ray://"]) as workers:
+        results = dict(workers.run(describe, [(number,) for number in range(5)]))
+        replaced = list(workers.run(die_at_first, [(1, str(tmp_path / "replaced"))]))
 
     assert str(results.pop(3)) == "three"
     assert {number: result[0] for number, result in results.items()} == {0: 0, 1: 1, 2: 4, 4: 16}
