@@ -5,7 +5,7 @@ from itertools import count, product
 import pytest
 import simulated_gpu
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from state_dicts import contents
 from test_method_properties import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from test_symmetries import ATTENTION, MLP, drawn_model
@@ -24,6 +24,7 @@ from mecha_exp import (
     model,
 )
 from mecha_exp.architectures import from_yaml, register
+from mecha_exp.engine.runtime import small_keys
 from mecha_exp.method_api.method import Kind
 from mecha_exp.method_api.registry import all_methods
 
@@ -145,6 +146,42 @@ def test_compiled_loops_give_what_torch_gives(method, files, tmp_path):
     recipe, path = recipe_of(method, files), tmp_path / "out.safetensors"
 
     assert run(recipe, path, "always", workers=4, tile_size=1 << 12) == run(recipe, path)
+
+
+SMALL_SHAPES = {
+    f"blocks.{n}.{size}": ((size,), dtype)
+    for n in range(5)
+    for size, dtype in ((1, torch.float32), (63, torch.float16), (2100, torch.bfloat16), (640, torch.float16))
+}
+
+
+@pytest.fixture(scope="module")
+def many_small_files(tmp_path_factory):
+    """Models of many small keys; of each size one is zero, one constant, and one has few different values."""
+    paths = models_in(tmp_path_factory.mktemp("many"), SMALL_SHAPES)
+    for place, path in enumerate(paths):
+        tensors = load_file(path)
+        for key, values in tensors.items():
+            if key.startswith("blocks.1."):
+                values.zero_()
+            elif key.startswith("blocks.2."):
+                values.fill_(0.25 * place)
+            elif key.startswith("blocks.3."):
+                values.mul_(10).round_()
+        save_file(tensors, path)
+    return paths
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.identifier)
+def test_small_keys_that_go_together_give_what_each_gives_alone(
+    method, many_small_files, monkeypatch, tmp_path
+):
+    recipe, path = recipe_of(method, many_small_files), tmp_path / "out.safetensors"
+    monkeypatch.setattr(small_keys, "MANY", 2)
+    together = run(recipe, path, on_nonfinite="keep")
+    monkeypatch.setattr(small_keys, "MANY", 10**9)
+
+    assert run(recipe, path, on_nonfinite="keep") == together
 
 
 DIFFUSERS = "identifier: toy-diffusers_lora\nadapter: {base: toy-kohya, names: {'': [transformer.]}}"

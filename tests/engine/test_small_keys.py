@@ -61,11 +61,22 @@ def one_by_one(recipe, monkeypatch: pytest.MonkeyPatch, options=None) -> dict[st
     return output
 
 
+@merge_method(elementwise=True)
+def shifted(a: Parameter(torch.Tensor), by: Parameter(torch.Tensor, "param")) -> Return(torch.Tensor):
+    """a + by, whose dtype is that of the arithmetic."""
+    return a + by
+
+
 RECIPES = {
     "weighted_sum": lambda a, b, c: me.weighted_sum(a, b, alpha=0.3),
     "add_difference": lambda a, b, c: me.add_difference(a, b, c, alpha=0.7),
     "by block": lambda a, b, c: me.weighted_sum(a, b, alpha={"layer.1*": 0.1, "default": 0.6}),
     "clamp": lambda a, b, c: me.clamp(a, b, c),
+    "slerp": lambda a, b, c: me.slerp(a, b, alpha=0.3),
+    "ties": lambda a, b, c: me.add_difference_ties(a, b, c, alpha=0.7, k=0.2),
+    "ties of the model": lambda a, b, c: me.ties(a, b, c, density=0.2, variant="official"),
+    "breadcrumbs": lambda a, b, c: me.breadcrumbs(a, b, c, density=0.7, gamma=0.1),
+    "a reduction of a reduction": lambda a, b, c: shifted(a, me.dot(b, shifted(c, me.dot(a, b)))),
 }
 
 
@@ -80,7 +91,7 @@ def test_bytes_are_those_of_keys_made_one_by_one(name, tile_size, fuse, models, 
     expected = one_by_one(recipe, monkeypatch, options)
     assert output.keys() == expected.keys()
     assert all(torch.equal(output[key], expected[key]) for key in expected)
-    assert not torch.equal(output["layer.2.weight"], load_file(models[0])["layer.2.weight"])
+    assert not torch.equal(output["layer.4.weight"], load_file(models[0])["layer.4.weight"])
 
 
 @pytest.mark.parametrize("output", ["model.safetensors", "folder"])
@@ -114,15 +125,21 @@ def power_of_two(a: Parameter(torch.Tensor), b: Parameter(torch.Tensor)) -> Retu
     return a * b.exp2()
 
 
+@merge_method(elementwise=True)
+def raised(a: Parameter(torch.Tensor), to: Parameter(torch.Tensor, "param")) -> Return(torch.Tensor):
+    """a 2^to, whose factor is computed from one number alone."""
+    return a * to.exp2()
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
         lambda a, b, c: me.dare_ties(a, b, c, density=0.5),
         lambda a, b, c: power_of_two(a, b),
-        lambda a, b, c: me.add_difference_ties(a, b, c, alpha=0.7, k=0.2),
         lambda a, b, c: me.n_model_stock(a, b, c),
+        lambda a, b, c: raised(a, me.dot(a, b)),
     ],
-    ids=["draws", "library functions", "ranks", "rows"],
+    ids=["draws", "library functions", "rows", "a function of a number of each key"],
 )
 def test_what_looks_further_than_an_entry_goes_by_itself(recipe, models, joined):
     merge_many([Job(recipe(*models), {})])
@@ -140,6 +157,32 @@ def test_a_value_that_is_not_finite_is_reported_with_its_key(models, tmp_path):
         merge_many([Job(recipe, {})])
     kept = merge_many([Job(recipe, {})], EngineOptions(on_nonfinite="keep"))
     assert kept.nonfinite_values == (int(tensors["layer.33.weight"].isinf().sum()),)
+
+
+@pytest.mark.parametrize("name", ["slerp", "ties"])
+def test_keys_of_reductions_are_named_as_well(name, models, joined, tmp_path):
+    tensors = load_file(models[1])
+    tensors["layer.33.weight"][..., 0] = torch.nan
+    save_file(tensors, tmp_path / "spoilt.safetensors")
+    recipe = RECIPES[name](models[0], str(tmp_path / "spoilt.safetensors"), models[2])
+    with pytest.raises(MergeError, match=r"spoilt.*: the key 'layer\.33\.weight' has values that are not"):
+        merge_many([Job(recipe, {})])
+    assert 0 in joined and sum(joined) > 0
+
+
+@pytest.mark.parametrize("name", ["slerp", "ties"])
+def test_values_that_are_not_finite_are_kept_and_counted_alike(name, models, joined, monkeypatch, tmp_path):
+    tensors = load_file(models[1])
+    tensors["layer.33.weight"][..., 0] = torch.nan
+    tensors["layer.44.weight"][..., 0] = torch.inf
+    save_file(tensors, tmp_path / "spoilt.safetensors")
+    recipe = RECIPES[name](models[0], str(tmp_path / "spoilt.safetensors"), models[2])
+    options, output = EngineOptions(on_nonfinite="keep"), {}
+    report = merge_many([Job(recipe, output)], options)
+    assert sum(joined) > KEYS // 2
+    expected = one_by_one(recipe, monkeypatch, options)
+    assert all(torch.equal(output[key].nan_to_num(1e4), expected[key].nan_to_num(1e4)) for key in expected)
+    assert report.nonfinite_values == (sum(int((~v.isfinite()).sum()) for v in expected.values()),)
 
 
 def test_an_overflow_is_counted_and_reported_with_its_key(models, joined):

@@ -70,7 +70,12 @@ def sort_key(values: torch.Tensor) -> torch.Tensor:
 
 def from_sort_key(key: int, dtype: torch.dtype) -> torch.Tensor:
     """The float of a sort key."""
-    return torch.from_numpy(_turned(np.array([key], f"i{dtype.itemsize}"))).view(dtype)[0]
+    return from_sort_keys(np.array([key], f"i{dtype.itemsize}"), dtype)[0]
+
+
+def from_sort_keys(keys: Keys, dtype: torch.dtype) -> torch.Tensor:
+    """The floats of sort keys."""
+    return torch.from_numpy(_turned(keys)).view(dtype)
 
 
 def _turned(bits: Any) -> Any:
@@ -89,6 +94,11 @@ def of_rank(keys: torch.Tensor, rank: int) -> int:
     """The sort key of a rank, 1 being the smallest."""
     on_cpu = keys.device.type == "cpu"
     return _ranked(keys.numpy(), rank - 1)[0] if on_cpu else int(keys.sort().values[rank - 1])
+
+
+def of_rank_in_rows(keys: Keys, rank: int) -> Keys:
+    """The sort key of a rank in each row."""
+    return _ordered(keys, rank - 1)[:, rank - 1]
 
 
 def passes_needed(dtype: torch.dtype) -> int:
@@ -161,14 +171,19 @@ def bracket_from_sample(sample: Keys, share: float, everything: Bracket) -> Brac
 
 
 def _ranked(keys: Keys, *indices: int) -> list[int]:
-    """The keys at some indices if they were sorted.
+    """The keys at some indices if they were sorted."""
+    ordered = _ordered(keys, *indices)
+    return [int(ordered[index]) for index in indices]
+
+
+def _ordered(keys: Keys, *indices: int) -> Keys:
+    """The keys of the last axis, of which those at some indices stand where they would stand in order.
 
     numpy finds a single one by vector instructions, which take twenty times as long where most keys are
     equal; several are found one by one, in a time that hardly depends on the keys.
     """
-    beside = min(indices[0] + 1, len(keys) - 1)
-    ordered = np.partition(keys, [*indices, beside])
-    return [int(ordered[index]) for index in indices]
+    beside = min(indices[0] + 1, keys.shape[-1] - 1)
+    return np.partition(keys, [*indices, beside])
 
 
 class Candidates:

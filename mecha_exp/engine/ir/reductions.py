@@ -26,9 +26,11 @@ from mecha_exp.engine.ir.order_statistic import (
     bracket_from_sample,
     count_numbers,
     from_sort_key,
+    from_sort_keys,
     from_state,
     is_found,
     of_rank,
+    of_rank_in_rows,
     partition,
     passes_needed,
     sort_key,
@@ -224,6 +226,17 @@ class Ranked(Accumulator):
             return torch.tensor(torch.inf, dtype=dtype)
         return from_sort_key(of_rank(keys, rank), dtype)
 
+    def of_rows(self, rows: torch.Tensor, hyperparameters: dict[str, object]) -> torch.Tensor:
+        """The element of each row, as one accumulator for each would find it."""
+        keys = sort_key(rows.to(self._dtype))
+        if count_numbers(keys) < rows.numel():
+            elements = [self._element_of(row, hyperparameters, self._dtype) for row in keys]
+            return torch.stack(elements)
+        rank = self._rank(self._count, hyperparameters)
+        if rank > self._count:
+            return torch.full(rows.shape[:1], torch.inf, dtype=self._dtype)
+        return from_sort_keys(of_rank_in_rows(keys.numpy(), rank), self._dtype)
+
 
 class RankedOverKeys(Ranked):
     """Finds the element of a rank among the elements of all keys, which add to it from any thread."""
@@ -304,6 +317,28 @@ def rounds_of(method: Reduction, dtype: torch.dtype) -> int:
 def lane_dtype(terms: torch.dtype) -> torch.dtype:
     """The dtype in which elements of a dtype are added up within a strip."""
     return terms if terms is torch.float32 else torch.float64
+
+
+def of_rows(
+    node: MergeNode, terms: Sequence[torch.Tensor], hyperparameters: dict[str, object], dtype: torch.dtype
+) -> torch.Tensor:
+    """The values of a reduction in one round, [rows, ...]: of each row what the terms of a whole key give.
+
+    Args:
+        terms: what the method returned, [rows, elements] each. A row has no more elements than a block.
+    """
+    count = terms[0].shape[1]
+    if is_ranked(node):
+        return Ranked(node, None, count, count, dtype).of_rows(terms[0], hyperparameters)
+    assert isinstance(node.method, Reduction) and count <= REDUCTION_BLOCK
+    together = max(1, REDUCTION_BLOCK // max(count, STRIP))  # rows, which are filled up to whole strips
+    parts = [[lane_sums(part) for part in torch.split(term, together)] for term in terms]
+    sums = torch.from_numpy(np.stack([np.concatenate(part) for part in parts], axis=1))
+    totals = sums.squeeze(1) if len(terms) == 1 else sums
+    if node.method.finish is None:
+        return totals
+    known = {"state": None, "count": count, "dtype": dtype, **hyperparameters}
+    return torch.stack([node.method.finish(total, **known) for total in totals])
 
 
 def add_sums(added: Sequence[tuple[Sums, Sequence[torch.Tensor]]], start: int) -> None:

@@ -1,16 +1,19 @@
-"""Small keys that are computed together, as one long tensor.
+"""Small keys that are computed together, as one tensor.
 
-A tensor of ten elements takes torch a few microseconds, and all the work around it a hundred. So small keys
-of one program are joined to one key, which is read, computed and written in one tile as any other key is.
-Then all of them are recorded together.
+A tensor of ten elements takes torch a few microseconds, and all the work around it hundreds. So small keys
+of one program are read, computed and written together, and then recorded together. Where one pass does it,
+they are joined to one long key, for which there may be a compiled loop. Where reductions come first, keys of
+one size are stacked (see `ir/stacked_keys.py`).
 
-This gives the same bytes only where a program computes every entry by itself, with operations that round
-alike at every place of a tile. After an error or a value that is not finite, the keys are made again one by
-one: then the message names the key.
+This gives the same bytes only where a program computes every entry from those at its place and from small
+values, with operations that round alike at every place of a tile. After an error or a value that is not
+finite, the keys are made again one by one: then the message names the key.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,20 +21,23 @@ from typing import TypeAlias
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo
-from mecha_exp.engine.compiler.trace import Trace
+from mecha_exp.checkpoint import TensorInfo, round_to, torch_dtype
+from mecha_exp.engine.compiler.trace import Computed, Small, Trace
 from mecha_exp.engine.compiler.tracer import trace_program
 from mecha_exp.engine.devices import CPU
-from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.program import Program
+from mecha_exp.engine.ir.stacked_keys import can_be_stacked, run_stacked
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
-from mecha_exp.engine.runtime.buffers import Scratch
+from mecha_exp.engine.runtime.buffers import Scratch, widen
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats
 from mecha_exp.engine.runtime.kernels import Kernels
+from mecha_exp.engine.runtime.key_pass import peaks_of
 from mecha_exp.engine.runtime.key_tasks import tasks_of
+from mecha_exp.engine.runtime.overflow import overflows_from
 from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
 from mecha_exp.engine.sinks import NoSink
 from mecha_exp.errors import MechaError
+from mecha_exp.graph.nodes import Node
 from mecha_exp.sources.source import Source, SourceView
 
 MANY = 64
@@ -54,11 +60,17 @@ def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyT
             yield from tasks_of(key, context)
             continue
         if sizes.get(kind, 0) + key.numel > kinds.most:
-            yield ComputeTogether(begun.pop(kind), context)
+            yield _together(begun.pop(kind), context)
             sizes[kind] = 0
         begun.setdefault(kind, []).append(key)
         sizes[kind] = sizes.get(kind, 0) + key.numel
-    yield from (ComputeTogether(together, context) for together in begun.values())
+    yield from (_together(keys, context) for keys in begun.values())
+
+
+def _together(keys: Sequence[KeyPlan], context: MergeContext) -> ComputeTogether:
+    program = keys[0].program
+    assert program is not None
+    return (JoinedKeys if _has_one_pass(program) else StackedKeys)(keys, context)
 
 
 class _Kinds:
@@ -85,31 +97,45 @@ class _Kinds:
             return None
         if structure.experts is not None or structure.statistics or structure.scales:
             return None
-        models = program.stages[0].passes[0].models
-        return id(program), id(structure.outputs), *(structure.stored[model].dtype for model in models)
+        size = None if _has_one_pass(program) else structure.numel
+        dtypes = (structure.stored[model].dtype for model in program.models)
+        return id(program), id(structure.outputs), size, *dtypes
 
 
 def is_by_entry(program: Program) -> bool:
     """Whether a program computes every entry from those at its place, and rounds alike at every place.
 
-    The tracer knows only operations that do; see `compiler/ops.py`.
+    The tracer knows only operations that do; see `compiler/ops.py`. What a method makes of small values alone
+    is not among them, and is refused where these differ from key to key.
     """
-    passes = [pass_ for stage in program.stages for pass_ in stage.passes]
-    extents = set(program.extents.values())
     signatures = [call.method.signature for call in program.calls.values()]
-    if len(passes) != 1 or len(program.stages) != 1 or not extents <= {Extent.SMALL, Extent.TILE}:
+    if not can_be_stacked(program) or any(s.wants_tile or s.wants_key for s in signatures):
         return False
-    if passes[0].by_rows or any(s.wants_tile or s.wants_key for s in signatures):
-        return False
-    trace = trace_program(program)[passes[0]]
-    return isinstance(trace, Trace) and not trace.draws
+    one_pass = _has_one_pass(program)
+    return all(
+        isinstance(trace, Trace)
+        and not (trace.draws or pass_.by_rows)
+        and (one_pass or all(_is_given(small, program.dtype) for small, _ in trace.arguments))
+        for pass_, trace in trace_program(program).items()
+    )
 
 
-class ComputeTogether(KeyTask):
+def _has_one_pass(program: Program) -> bool:
+    return len(program.stages) == 1 and len(program.stages[0].passes) == 1
+
+
+def _is_given(small: Small, dtype: torch.dtype) -> bool:
+    """Whether a small value is that of a node, in the dtype of the arithmetic, or a constant."""
+    is_cast = isinstance(small, Computed) and small.function is torch.ops.aten._to_copy.default
+    return not isinstance(small, Computed) or (is_cast and small.kwargs == {"dtype": dtype})
+
+
+class ComputeTogether(KeyTask, ABC):
     """Several small keys, computed as one."""
 
     def __init__(self, keys: Sequence[KeyPlan], context: MergeContext) -> None:
         self.keys = keys
+        self._structure = keys[0].structure
         self._context = context
         self._begun = False
 
@@ -130,22 +156,76 @@ class ComputeTogether(KeyTask):
 
     def _is_made_together(self, scratch: Scratch) -> bool:
         """Compute all keys as one; whether all went well."""
-        first, *_, last = self.keys
-        sizes = {key.key: key.numel for key in self.keys}
-        joined = KeyPlan(f"{first.key} to {last.key}", _joined(first.structure, sum(sizes.values())))
-        sinks = {job: _JoinedSink() for job in self._context.sinks}
-        context = _joined_context(self._context, joined, sizes, sinks)
         try:
-            for task in tasks_of(joined, context):
-                _run_through(task, scratch)
+            values = self._values(scratch)
         except MechaError:
             return False
-        if context.stats.nonfinite:
+        if values is None:
             return False
-        for job, sink in sinks.items():
-            if sink.values is not None:
-                self._context.sinks[job].write_together(sizes, sink.values)
+        for job, of_job in values.items():
+            self._context.sinks[job].write_together(self._counts, of_job)
         return True
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """The elements of each key."""
+        return {key.key: key.numel for key in self.keys}
+
+    @abstractmethod
+    def _values(self, scratch: Scratch) -> Mapping[int, torch.Tensor] | None:
+        """What each job writes of the keys, one after another; None where a value is not finite."""
+
+
+class JoinedKeys(ComputeTogether):
+    """Keys of any sizes, computed in one pass as one long key."""
+
+    def _values(self, scratch: Scratch) -> Mapping[int, torch.Tensor] | None:
+        first, *_, last = self.keys
+        counts = self._counts
+        joined = KeyPlan(f"{first.key} to {last.key}", _joined(self._structure, sum(counts.values())))
+        sinks = {job: _JoinedSink() for job in self._context.sinks}
+        context = _joined_context(self._context, joined, counts, sinks)
+        for task in tasks_of(joined, context):
+            _run_through(task, scratch)
+        if context.stats.nonfinite:
+            return None
+        return {job: sink.values for job, sink in sinks.items() if sink.values is not None}
+
+
+class StackedKeys(ComputeTogether):
+    """Keys of one size, computed side by side."""
+
+    def _values(self, scratch: Scratch) -> Mapping[int, torch.Tensor] | None:
+        structure, program = self._structure, self._structure.program
+        assert program is not None
+        leaves = self._leaves(program, scratch)
+        if self._context.plan.options.on_nonfinite == "error" and not _are_finite([*leaves.values()]):
+            return None
+        roots = run_stacked(program, [key.parts[0] for key in self.keys], leaves, self._context.model_values)
+        results = [roots[output.root] for output in structure.outputs]
+        values = {}
+        for output, result, peak in zip(structure.outputs, results, peaks_of(results), strict=True):
+            dtype = torch_dtype(output.dtype)
+            if not peak < overflows_from(dtype, program.dtype):
+                return None
+            if self._context.plan.keeps(output):
+                values[output.job] = round_to(result, dtype)
+        return values
+
+    def _leaves(self, program: Program, scratch: Scratch) -> dict[Node, torch.Tensor]:
+        """The keys of each input, one after another."""
+        counts, leaves = self._counts, dict[Node, torch.Tensor]()
+        for number, model in enumerate(program.models):
+            dtype = torch_dtype(self._structure.stored[model].dtype)
+            stored = scratch.take("stored", dtype, sum(counts.values()))
+            self._context.plan.sources[model].read_together([*counts], stored.view)
+            leaves[model] = scratch.take(("input", number), program.dtype, len(stored.tensor)).tensor
+            widen(stored.tensor, leaves[model])
+        return leaves
+
+
+def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(map(math.isfinite, peaks_of(tensors)))
 
 
 def _run_through(task: KeyTask, scratch: Scratch) -> None:

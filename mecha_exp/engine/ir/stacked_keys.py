@@ -1,0 +1,113 @@
+"""Runs a program on small keys of one size at once: bit for bit what it gives for each of them.
+
+Their tensors lie one after another, and torch computes all of them in one call. That is right only where an
+entry is computed from the entries at its place and from small values, by operations that round alike at every
+place of a tensor (see `compiler/ops.py`). A reduction takes the keys as the rows of a matrix, each in the
+order in which it is taken of a key alone. Small values are computed from others for one key after another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mecha_exp.engine.ir.calls import Extent
+from mecha_exp.engine.ir.interpreter import check_count
+from mecha_exp.engine.ir.program import Program
+from mecha_exp.engine.ir.reductions import is_by_entry, of_rows, rounds_of
+from mecha_exp.errors import MergeError
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.method_api.method import Reduction
+from mecha_exp.method_api.state_dict import Tile
+
+
+def can_be_stacked(program: Program) -> bool:
+    """Whether a program has only values that can be taken row by row."""
+    if not set(program.extents.values()) <= {Extent.SMALL, Extent.TILE}:
+        return False
+    methods = [(call.node, call.method) for call in program.calls.values()]
+    return all(
+        is_by_entry(node) and (method.rank or rounds_of(method, program.dtype) == 1)
+        for node, method in methods
+        if isinstance(method, Reduction)
+    )
+
+
+def run_stacked(
+    program: Program,
+    keys: Sequence[Tile],
+    leaves: Mapping[Node, torch.Tensor],
+    known: Mapping[Node, torch.Tensor],
+) -> list[torch.Tensor]:
+    """The values of the roots of a program, of one key after another.
+
+    Args:
+        program: of which `can_be_stacked`, and whose passes can be traced.
+        keys: all of each key.
+        leaves: of each model the tensors, one after another, flat.
+        known: the numbers of the whole model.
+
+    Raises:
+        MergeError: a method failed, or cannot be run so.
+    """
+    return _StackedKeys(program, keys, {**leaves, **known}).run()
+
+
+class _StackedKeys:
+    def __init__(self, program: Program, keys: Sequence[Tile], leaves: Mapping[Node, torch.Tensor]) -> None:
+        self._program, self._keys = program, keys
+        self._rows = len(keys), keys[0].stop
+        count = math.prod(self._rows)
+        self._tile = Tile(f"{keys[0].name} to {keys[-1].name}", 0, count, (count,))
+        self._values: dict[Node, Any] = dict(leaves)  # tiles, and small values that all keys have in common
+        self._of_each: dict[Node, torch.Tensor] = {}  # small values, [keys, ...]
+
+    def run(self) -> list[torch.Tensor]:
+        for node in self._program.extents:
+            if node not in self._values:
+                self._compute(node)
+        return [self._values[root] for root in self._program.roots]
+
+    def _compute(self, node: Node) -> None:
+        if isinstance(node, LiteralNode):
+            if isinstance(node.value, torch.Tensor):
+                self._values[node] = node.value.double().reshape(())
+            return
+        assert isinstance(node, MergeNode)
+        if isinstance(node.method, Reduction):
+            self._of_each[node] = self._reduced(node)
+        elif self._program.extents[node] is Extent.TILE:
+            result = self._program.calls[node](self._beside_tiles(node), self._tile)
+            check_count(node, result, self._tile, node.method.kind.value)
+            self._values[node] = result.to(self._program.dtype)
+        elif self._of_each.keys().isdisjoint(node.children):
+            self._values[node] = self._small(node, self._tile, self._values)
+        else:
+            self._of_each[node] = torch.stack([*self._small_of_each(node)])
+
+    def _reduced(self, node: MergeNode) -> torch.Tensor:
+        call = self._program.calls[node]
+        terms = call.partial(self._beside_tiles(node), self._tile, None)
+        for term in terms:
+            check_count(node, term, self._tile, "a reduction by entries")
+        rows = [term.reshape(self._rows) for term in terms]
+        return of_rows(node, rows, call.hyperparameters, self._program.dtype)
+
+    def _beside_tiles(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
+        """The arguments of a call on tiles: the small value of a key stands beside each of its elements."""
+        small = {child: self._of_each[child] for child in node.children if child in self._of_each}
+        if any(values.ndim > 1 for values in small.values()):
+            raise MergeError(f"'{node.method.identifier}' needs several small values of one call")
+        return {**self._values, **{n: v.repeat_interleave(self._rows[1]) for n, v in small.items()}}
+
+    def _small_of_each(self, node: MergeNode) -> Iterator[torch.Tensor]:
+        of_each = {child: self._of_each[child].unbind() for child in node.children if child in self._of_each}
+        for number, key in enumerate(self._keys):
+            own = {child: values[number] for child, values in of_each.items()}
+            yield self._small(node, key, {**self._values, **own})
+
+    def _small(self, node: MergeNode, key: Tile, values: Mapping[Node, torch.Tensor]) -> torch.Tensor:
+        return self._program.calls[node](values, key).to(torch.float64)
