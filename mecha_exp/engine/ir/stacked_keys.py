@@ -41,8 +41,10 @@ def run_stacked(
     keys: Sequence[Tile],
     leaves: Mapping[Node, torch.Tensor],
     known: Mapping[Node, torch.Tensor],
-) -> list[torch.Tensor]:
+) -> list[Any]:
     """The values of the roots of a program, of one key after another.
+
+    A root that is a reduction of the whole model has its terms instead, [keys, elements] each.
 
     Args:
         program: of which `can_be_stacked`, and whose passes can be traced.
@@ -65,7 +67,7 @@ class _StackedKeys:
         self._values: dict[Node, Any] = dict(leaves)  # tiles, and small values that all keys have in common
         self._of_each: dict[Node, torch.Tensor] = {}  # small values, [keys, ...]
 
-    def run(self) -> list[torch.Tensor]:
+    def run(self) -> list[Any]:
         for node in self._program.extents:
             if node not in self._values:
                 self._compute(node)
@@ -78,7 +80,12 @@ class _StackedKeys:
             return
         assert isinstance(node, MergeNode)
         if isinstance(node.method, Reduction):
-            self._of_each[node] = self._reduced(node)
+            terms = self._terms(node)
+            if node.method.of_model:
+                self._values[node] = terms
+            else:
+                known = self._program.calls[node].hyperparameters
+                self._of_each[node] = of_rows(node, terms, known, self._program.dtype)
         elif self._program.extents[node] is Extent.TILE:
             result = self._program.calls[node](self._beside_tiles(node), self._tile)
             check_count(node, result, self._tile, node.method.kind.value)
@@ -88,13 +95,12 @@ class _StackedKeys:
         else:
             self._of_each[node] = torch.stack([*self._small_of_each(node)])
 
-    def _reduced(self, node: MergeNode) -> torch.Tensor:
-        call = self._program.calls[node]
-        terms = call.partial(self._beside_tiles(node), self._tile, None)
+    def _terms(self, node: MergeNode) -> list[torch.Tensor]:
+        """What the elements add to a reduction, the elements of a key in a row."""
+        terms = self._program.calls[node].partial(self._beside_tiles(node), self._tile, None)
         for term in terms:
             check_count(node, term, self._tile, "a reduction by entries")
-        rows = [term.reshape(self._rows) for term in terms]
-        return of_rows(node, rows, call.hyperparameters, self._program.dtype)
+        return [term.reshape(self._rows) for term in terms]
 
     def _beside_tiles(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
         """The arguments of a call on tiles: the small value of a key stands beside each of its elements."""

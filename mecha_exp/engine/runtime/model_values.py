@@ -10,8 +10,9 @@ a trip made again (see `order_statistic`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,14 @@ from mecha_exp.engine.ir.reductions import (
     folded,
     is_known,
     is_ranked,
+    sums_of_rows,
 )
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
+from mecha_exp.engine.runtime.buffers import Scratch
 from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.key_tasks import ComputeKey
-from mecha_exp.engine.runtime.scheduler import Scheduler
+from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler
+from mecha_exp.engine.runtime.small_keys import StackedKeys, in_groups
 from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 
@@ -55,8 +59,8 @@ class _TripRun:
         self._trip = trip
         self._context = context
         self._quiet = replace(context, progress=lambda key, nbytes: None)
-        self._states: dict[MergeNode, torch.Tensor] = {}
-        self._totals: dict[MergeNode, dict[str, torch.Tensor]] = {}
+        self._states: dict[Node, torch.Tensor] = {}
+        self._totals: dict[Node, dict[str, torch.Tensor]] = {}
         programs = [key.program for key in trip.keys if key.program is not None]
         self._calls = {node: call for program in programs for node, call in program.calls.items()}
         by_width = sorted(programs, key=lambda program: program.dtype.itemsize)
@@ -81,16 +85,29 @@ class _TripRun:
         context: MergeContext,
     ) -> None:
         """Go through keys, or through parts of them, and draw conclusions about the entries of a rank."""
-        shared = {value.call: self._open(value) for value in ranked}
-
-        def runs(small: bool) -> Iterator[_CountedKey]:
-            for key, spans in keys:
-                if key.structure.is_small is small:
-                    yield _CountedKey(key, context, shared, self._states, self._totals, spans)
-
-        Scheduler(runs(small=False), runs(small=True), context.plan.options, lambda key: None).run()
+        shared: dict[Node, RankedOverKeys] = {value.call: self._open(value) for value in ranked}
+        tally = _Tally(shared, self._states, self._totals)
+        large = (_CountedKey(*key, context, tally) for key in keys if not key[0].structure.is_small)
+        small = self._small([key for key in keys if key[0].structure.is_small], context, tally)
+        Scheduler(large, small, context.plan.options, lambda key: None).run()
         for node, accumulator in shared.items():
             self._states[node] = accumulator.conclude(self._calls[node].hyperparameters)
+
+    def _small(
+        self, keys: Sequence[tuple[KeyPlan, list[Span]]], context: MergeContext, tally: _Tally
+    ) -> Iterator[KeyTask]:
+        """The tasks of small keys: those of one kind together, and those of a sample one by one."""
+        spans = {key.key: of_key for key, of_key in keys}
+        if any(spans.values()):
+            groups: Iterable[list[KeyPlan]] = ([key] for key, _ in keys)
+        else:
+            counts = Counter(key.structure for key, _ in keys)
+            groups = in_groups((key for key, _ in keys), counts, context.plan.options)
+        for group in groups:
+            if len(group) == 1:
+                yield _CountedKey(group[0], spans[group[0].key], context, tally)
+            else:
+                yield _CountedKeys(group, context, tally)
 
     def _open(self, value: ModelValue) -> RankedOverKeys:
         count, state = self._trip.counts[value], self._states.get(value.call)
@@ -120,24 +137,37 @@ class _TripRun:
         )
 
 
+@dataclass(frozen=True)
+class _Tally:
+    """Where the keys of a trip add what they have.
+
+    Attributes:
+        shared: the accumulators of ranks.
+        states: what earlier trips have left.
+        totals: the sums of each key.
+    """
+
+    shared: Mapping[Node, RankedOverKeys]
+    states: Mapping[Node, torch.Tensor]
+    totals: dict[Node, dict[str, torch.Tensor]]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, root: Node, key: str, total: torch.Tensor) -> None:
+        """Add the sum of a key."""
+        with self._lock:
+            self.totals.setdefault(root, {})[key] = total
+
+
 class _CountedKey(ComputeKey):
-    """A key that adds to numbers of the whole model."""
+    """A key that adds to numbers of the whole model, or some spans of it."""
 
     is_of_trip = True
 
-    def __init__(
-        self,
-        key: KeyPlan,
-        context: MergeContext,
-        shared: Mapping[MergeNode, RankedOverKeys],
-        states: Mapping[MergeNode, torch.Tensor],
-        totals: dict[MergeNode, dict[str, torch.Tensor]],
-        spans: Sequence[Span],
-    ) -> None:
+    def __init__(self, key: KeyPlan, spans: Sequence[Span], context: MergeContext, tally: _Tally) -> None:
         super().__init__(key, key.parts[0], context)  # a trip takes a stack of experts as a whole
-        self._shared, self._totals, self._spans = shared, totals, spans
+        self._tally, self._spans = tally, spans
         roots = self._program.roots
-        self._values.update({root: states[root] for root in roots if root in states})  # type: ignore[index]
+        self._values.update({root: tally.states[root] for root in roots if root in tally.states})
 
     def _read_again(self) -> frozenset[ModelNode]:
         """All inputs: more trips, or the pass, will come to the key."""
@@ -147,24 +177,42 @@ class _CountedKey(ComputeKey):
         """What lies on the device stays there for them."""
 
     def _accumulator(self, node: MergeNode, block: int) -> Accumulator:
-        if node in self._shared:
-            return self._shared[node]
+        if node in self._tally.shared:
+            return self._tally.shared[node]
         if node in self._program.roots:
             return SumsOfKey(node, None, self._key.numel, block)
         return super()._accumulator(node, block)
 
     def _sampled_spans(self, pass_: Pass) -> list[Span]:
-        is_of_model = any(node in self._shared for node, _ in pass_.reductions)
+        is_of_model = any(node in self._tally.shared for node, _ in pass_.reductions)
         if not pass_.sampled or not is_of_model:
             return super()._sampled_spans(pass_)
         return in_whole_blocks(self._spans, self._key.numel, pass_.columns(self._key.shape))
 
     def _collect(self) -> None:
-        with _LOCK:
-            for root in self._program.roots:
-                if root not in self._shared:
-                    assert isinstance(root, MergeNode)
-                    self._totals.setdefault(root, {})[self._key.key] = self._values[root]
+        for root in self._program.roots:
+            if root not in self._tally.shared:
+                self._tally.add(root, self._key.key, self._values[root])
 
 
-_LOCK = threading.Lock()
+class _CountedKeys(StackedKeys):
+    """Small keys that add to numbers of the whole model."""
+
+    def __init__(self, keys: Sequence[KeyPlan], context: MergeContext, tally: _Tally) -> None:
+        super().__init__(keys, context)
+        self._tally = tally
+
+    def _alone(self, key: KeyPlan) -> Sequence[KeyTask]:
+        return [_CountedKey(key, [], self._context, self._tally)]
+
+    def _compute(self, scratch: Scratch) -> bool:
+        program, terms_of_roots = self._structure.program, self._roots(scratch)
+        if program is None or terms_of_roots is None:
+            return False
+        for root, terms in zip(program.roots, terms_of_roots, strict=True):
+            if root in self._tally.shared:
+                self._tally.shared[root].add(0, [terms[0].reshape(-1)])
+                continue
+            for key, total in zip(self.keys, sums_of_rows(terms), strict=True):
+                self._tally.add(root, key.key, total)
+        return True

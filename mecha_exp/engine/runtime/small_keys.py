@@ -17,7 +17,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,6 +28,7 @@ from mecha_exp.engine.compiler.tracer import trace_program
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.engine.ir.stacked_keys import can_be_stacked, run_stacked
+from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
 from mecha_exp.engine.runtime.buffers import Scratch, widen
 from mecha_exp.engine.runtime.context import MergeContext, MergeStats
@@ -51,35 +53,48 @@ _Kind: TypeAlias = tuple[object, ...]
 
 def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyTask]:
     """The tasks of small keys: those of one kind together, where that gives the same bytes."""
-    kinds = _Kinds(context)
-    begun: dict[_Kind, list[KeyPlan]] = {}
-    sizes: dict[_Kind, int] = {}
+    for group in in_groups(keys, context.plan.structures, context.plan.options):
+        if len(group) == 1:
+            yield from tasks_of(group[0], context)
+        else:
+            yield (StackedKeys if reduces(group[0].structure) else JoinedKeys)(group, context)
+
+
+def in_groups(
+    keys: Iterable[KeyPlan], structures: Mapping[Structure, int], options: EngineOptions
+) -> Iterator[list[KeyPlan]]:
+    """Keys in groups that can be computed together; the others by themselves.
+
+    Args:
+        structures: those of all keys, with how many keys each has.
+    """
+    kinds = _Kinds(structures, options)
+    groups: dict[_Kind, list[KeyPlan]] = {}
+    sizes: Counter[_Kind] = Counter()
     for key in keys:
         kind = kinds.of(key.structure)
         if kind is None:
-            yield from tasks_of(key, context)
+            yield [key]
             continue
-        if sizes.get(kind, 0) + key.numel > kinds.most:
-            yield _together(begun.pop(kind), context)
+        if sizes[kind] + key.numel > kinds.most:
+            yield groups.pop(kind)
             sizes[kind] = 0
-        begun.setdefault(kind, []).append(key)
-        sizes[kind] = sizes.get(kind, 0) + key.numel
-    yield from (_together(keys, context) for keys in begun.values())
-
-
-def _together(keys: Sequence[KeyPlan], context: MergeContext) -> ComputeTogether:
-    program = keys[0].program
-    assert program is not None
-    return (JoinedKeys if _has_one_pass(program) else StackedKeys)(keys, context)
+        groups.setdefault(kind, []).append(key)
+        sizes[kind] += key.numel
+    yield from groups.values()
 
 
 class _Kinds:
-    """The kinds of keys that can be computed together: those of one program and equal dtypes."""
+    """The kinds of keys that can be computed together: those of one program and equal dtypes.
 
-    def __init__(self, context: MergeContext) -> None:
-        self.most = min(TOGETHER, context.plan.options.tile_elements)
+    Attributes:
+        most: the elements that are computed together.
+    """
+
+    def __init__(self, structures: Mapping[Structure, int], options: EngineOptions) -> None:
+        self.most = min(TOGETHER, options.tile_elements)
         counts: Counter[Program] = Counter()
-        for structure, count in context.plan.structures.items():
+        for structure, count in structures.items():
             if structure.program is not None:
                 counts[structure.program] += count
         self._joinable = {program for program, n in counts.items() if n >= MANY and is_by_entry(program)}
@@ -97,9 +112,15 @@ class _Kinds:
             return None
         if structure.experts is not None or structure.statistics or structure.scales:
             return None
-        size = None if _has_one_pass(program) else structure.numel
+        size = structure.numel if reduces(structure) else None
         dtypes = (structure.stored[model].dtype for model in program.models)
         return id(program), id(structure.outputs), size, *dtypes
+
+
+def reduces(structure: Structure) -> bool:
+    """Whether a key has reductions, whose values differ from key to key."""
+    assert structure.program is not None
+    return any(pass_.reductions for stage in structure.program.stages for pass_ in stage.passes)
 
 
 def is_by_entry(program: Program) -> bool:
@@ -111,17 +132,12 @@ def is_by_entry(program: Program) -> bool:
     signatures = [call.method.signature for call in program.calls.values()]
     if not can_be_stacked(program) or any(s.wants_tile or s.wants_key for s in signatures):
         return False
-    one_pass = _has_one_pass(program)
     return all(
         isinstance(trace, Trace)
         and not (trace.draws or pass_.by_rows)
-        and (one_pass or all(_is_given(small, program.dtype) for small, _ in trace.arguments))
+        and (len(program.stages) == 1 or all(_is_given(s, program.dtype) for s, _ in trace.arguments))
         for pass_, trace in trace_program(program).items()
     )
-
-
-def _has_one_pass(program: Program) -> bool:
-    return len(program.stages) == 1 and len(program.stages[0].passes) == 1
 
 
 def _is_given(small: Small, dtype: torch.dtype) -> bool:
@@ -146,82 +162,89 @@ class ComputeTogether(KeyTask, ABC):
         return [self._run]
 
     def _run(self, scratch: Scratch) -> None:
-        if len(self.keys) > 1 and self._is_made_together(scratch):
+        if self._is_made_together(scratch):
             for key in self.keys:
                 self._context.progress(key.key, key.structure.bytes_read)
             return
         for key in self.keys:
-            for task in tasks_of(key, self._context):
+            for task in self._alone(key):
                 _run_through(task, scratch)
+
+    def _alone(self, key: KeyPlan) -> Sequence[KeyTask]:
+        """The tasks of a key that is not computed with the others."""
+        return tasks_of(key, self._context)
 
     def _is_made_together(self, scratch: Scratch) -> bool:
         """Compute all keys as one; whether all went well."""
         try:
-            values = self._values(scratch)
+            return self._compute(scratch)
         except MechaError:
             return False
-        if values is None:
-            return False
+
+    def _write(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Write what each job has of the keys, one after another."""
         for job, of_job in values.items():
             self._context.sinks[job].write_together(self._counts, of_job)
-        return True
 
-    @property
+    @cached_property
     def _counts(self) -> dict[str, int]:
         """The elements of each key."""
         return {key.key: key.numel for key in self.keys}
 
     @abstractmethod
-    def _values(self, scratch: Scratch) -> Mapping[int, torch.Tensor] | None:
-        """What each job writes of the keys, one after another; None where a value is not finite."""
+    def _compute(self, scratch: Scratch) -> bool:
+        """Compute and write all keys, unless a value is not finite; returns whether it did."""
 
 
 class JoinedKeys(ComputeTogether):
     """Keys of any sizes, computed in one pass as one long key."""
 
-    def _values(self, scratch: Scratch) -> Mapping[int, torch.Tensor] | None:
+    def _compute(self, scratch: Scratch) -> bool:
         first, *_, last = self.keys
-        counts = self._counts
-        joined = KeyPlan(f"{first.key} to {last.key}", _joined(self._structure, sum(counts.values())))
+        count = sum(self._counts.values())
+        joined = KeyPlan(f"{first.key} to {last.key}", _joined(self._structure, count))
         sinks = {job: _JoinedSink() for job in self._context.sinks}
-        context = _joined_context(self._context, joined, counts, sinks)
+        context = _joined_context(self._context, joined, self._counts, sinks)
         for task in tasks_of(joined, context):
             _run_through(task, scratch)
         if context.stats.nonfinite:
-            return None
-        return {job: sink.values for job, sink in sinks.items() if sink.values is not None}
+            return False
+        self._write({job: sink.values for job, sink in sinks.items() if sink.values is not None})
+        return True
 
 
 class StackedKeys(ComputeTogether):
     """Keys of one size, computed side by side."""
 
-    def _values(self, scratch: Scratch) -> Mapping[int, torch.Tensor] | None:
-        structure, program = self._structure, self._structure.program
-        assert program is not None
-        leaves = self._leaves(program, scratch)
-        if self._context.plan.options.on_nonfinite == "error" and not _are_finite([*leaves.values()]):
-            return None
-        roots = run_stacked(program, [key.parts[0] for key in self.keys], leaves, self._context.model_values)
+    def _compute(self, scratch: Scratch) -> bool:
+        structure, roots = self._structure, self._roots(scratch)
+        if roots is None:
+            return False
         results = [roots[output.root] for output in structure.outputs]
         values = {}
         for output, result, peak in zip(structure.outputs, results, peaks_of(results), strict=True):
             dtype = torch_dtype(output.dtype)
-            if not peak < overflows_from(dtype, program.dtype):
-                return None
+            if not peak < overflows_from(dtype, result.dtype):
+                return False
             if self._context.plan.keeps(output):
                 values[output.job] = round_to(result, dtype)
-        return values
+        self._write(values)
+        return True
 
-    def _leaves(self, program: Program, scratch: Scratch) -> dict[Node, torch.Tensor]:
-        """The keys of each input, one after another."""
-        counts, leaves = self._counts, dict[Node, torch.Tensor]()
+    def _roots(self, scratch: Scratch) -> list[Any] | None:
+        """The values of `run_stacked`; None where an input must be refused."""
+        program, leaves = self._structure.program, dict[Node, torch.Tensor]()
+        assert program is not None
         for number, model in enumerate(program.models):
             dtype = torch_dtype(self._structure.stored[model].dtype)
-            stored = scratch.take("stored", dtype, sum(counts.values()))
-            self._context.plan.sources[model].read_together([*counts], stored.view)
+            stored = scratch.take("stored", dtype, sum(self._counts.values()))
+            self._context.plan.sources[model].read_together([*self._counts], stored.view)
             leaves[model] = scratch.take(("input", number), program.dtype, len(stored.tensor)).tensor
             widen(stored.tensor, leaves[model])
-        return leaves
+        if self._context.plan.options.on_nonfinite == "error" and not _are_finite([*leaves.values()]):
+            return None
+        keys = [key.parts[0] for key in self.keys]
+        return run_stacked(program, keys, leaves, self._context.model_values)
 
 
 def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
