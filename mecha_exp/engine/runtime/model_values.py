@@ -205,14 +205,15 @@ class _CountedKeys(StackedKeys):
     def _alone(self, key: KeyPlan) -> Sequence[KeyTask]:
         return [_CountedKey(key, [], self._context, self._tally)]
 
-    def _compute(self, scratch: Scratch) -> bool:
-        program, terms_of_roots = self._structure.program, self._roots(scratch)
-        if program is None or terms_of_roots is None:
-            return False
-        for root, terms in zip(program.roots, terms_of_roots, strict=True):
+    def _compute(self, scratch: Scratch) -> Any:
+        return self._roots(scratch)
+
+    def _put(self, results: Any) -> None:
+        """Add the terms of each number."""
+        assert self._structure.program is not None
+        for root, terms in zip(self._structure.program.roots, results, strict=True):
             if root in self._tally.shared:
                 self._tally.shared[root].add(0, [terms[0].reshape(-1)])
                 continue
             for key, total in zip(self.keys, sums_of_rows(terms), strict=True):
                 self._tally.add(root, key.key, total)
-        return True

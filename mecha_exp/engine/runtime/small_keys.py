@@ -38,7 +38,7 @@ from mecha_exp.engine.runtime.key_tasks import tasks_of
 from mecha_exp.engine.runtime.overflow import overflows_from
 from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
 from mecha_exp.engine.sinks import NoSink
-from mecha_exp.errors import MechaError
+from mecha_exp.errors import MechaError, MergeError
 from mecha_exp.graph.nodes import Node
 from mecha_exp.sources.source import Source, SourceView
 
@@ -47,6 +47,9 @@ MANY = 64
 
 TOGETHER = 1 << 17
 """Elements that are computed together, at most: as many as a tile that is streamed."""
+
+HELD = 1 << 22
+"""Elements of all values of a program that are held meanwhile, at most: 16 MB of them, or a key."""
 
 _Kind: TypeAlias = tuple[object, ...]
 
@@ -76,7 +79,7 @@ def in_groups(
         if kind is None:
             yield [key]
             continue
-        if sizes[kind] + key.numel > kinds.most:
+        if sizes[kind] + key.numel > kinds.most(key.structure):
             yield groups.pop(kind)
             sizes[kind] = 0
         groups.setdefault(kind, []).append(key)
@@ -85,14 +88,10 @@ def in_groups(
 
 
 class _Kinds:
-    """The kinds of keys that can be computed together: those of one program and equal dtypes.
-
-    Attributes:
-        most: the elements that are computed together.
-    """
+    """The kinds of keys that can be computed together: those of one program and equal dtypes."""
 
     def __init__(self, structures: Mapping[Structure, int], options: EngineOptions) -> None:
-        self.most = min(TOGETHER, options.tile_elements)
+        self._most = min(TOGETHER, options.tile_elements)
         counts: Counter[Program] = Counter()
         for structure, count in structures.items():
             if structure.program is not None:
@@ -106,9 +105,14 @@ class _Kinds:
             self._of[structure] = self._find(structure)
         return self._of[structure]
 
+    def most(self, structure: Structure) -> int:
+        """How many elements are computed together."""
+        assert structure.program is not None
+        return min(self._most, HELD // len(structure.program.extents))
+
     def _find(self, structure: Structure) -> _Kind | None:
         program = structure.program
-        if program is None or program not in self._joinable or structure.numel > self.most:
+        if program is None or program not in self._joinable or structure.numel > self.most(structure):
             return None
         if structure.experts is not None or structure.statistics or structure.scales:
             return None
@@ -177,29 +181,31 @@ class ComputeTogether(KeyTask, ABC):
     def _is_made_together(self, scratch: Scratch) -> bool:
         """Compute all keys as one; whether all went well."""
         try:
-            return self._compute(scratch)
+            results = self._compute(scratch)
         except MechaError:
             return False
+        self._put(results)
+        return True
 
-    def _write(self, values: Mapping[int, torch.Tensor]) -> None:
+    @abstractmethod
+    def _compute(self, scratch: Scratch) -> Any:
+        """The results of all keys; raises MechaError where some are not finite."""
+
+    def _put(self, results: Any) -> None:
         """Write what each job has of the keys, one after another."""
-        for job, of_job in values.items():
-            self._context.sinks[job].write_together(self._counts, of_job)
+        for job, values in results.items():
+            self._context.sinks[job].write_together(self._counts, values)
 
     @cached_property
     def _counts(self) -> dict[str, int]:
         """The elements of each key."""
         return {key.key: key.numel for key in self.keys}
 
-    @abstractmethod
-    def _compute(self, scratch: Scratch) -> bool:
-        """Compute and write all keys, unless a value is not finite; returns whether it did."""
-
 
 class JoinedKeys(ComputeTogether):
     """Keys of any sizes, computed in one pass as one long key."""
 
-    def _compute(self, scratch: Scratch) -> bool:
+    def _compute(self, scratch: Scratch) -> Mapping[int, torch.Tensor]:
         first, *_, last = self.keys
         count = sum(self._counts.values())
         joined = KeyPlan(f"{first.key} to {last.key}", _joined(self._structure, count))
@@ -208,31 +214,27 @@ class JoinedKeys(ComputeTogether):
         for task in tasks_of(joined, context):
             _run_through(task, scratch)
         if context.stats.nonfinite:
-            return False
-        self._write({job: sink.values for job, sink in sinks.items() if sink.values is not None})
-        return True
+            raise _not_finite()
+        return {job: sink.values for job, sink in sinks.items() if sink.values is not None}
 
 
 class StackedKeys(ComputeTogether):
     """Keys of one size, computed side by side."""
 
-    def _compute(self, scratch: Scratch) -> bool:
+    def _compute(self, scratch: Scratch) -> Mapping[int, torch.Tensor]:
         structure, roots = self._structure, self._roots(scratch)
-        if roots is None:
-            return False
         results = [roots[output.root] for output in structure.outputs]
         values = {}
         for output, result, peak in zip(structure.outputs, results, peaks_of(results), strict=True):
             dtype = torch_dtype(output.dtype)
             if not peak < overflows_from(dtype, result.dtype):
-                return False
+                raise _not_finite()
             if self._context.plan.keeps(output):
                 values[output.job] = round_to(result, dtype)
-        self._write(values)
-        return True
+        return values
 
-    def _roots(self, scratch: Scratch) -> list[Any] | None:
-        """The values of `run_stacked`; None where an input must be refused."""
+    def _roots(self, scratch: Scratch) -> list[Any]:
+        """The values of `run_stacked`."""
         program, leaves = self._structure.program, dict[Node, torch.Tensor]()
         assert program is not None
         for number, model in enumerate(program.models):
@@ -241,14 +243,16 @@ class StackedKeys(ComputeTogether):
             self._context.plan.sources[model].read_together([*self._counts], stored.view)
             leaves[model] = scratch.take(("input", number), program.dtype, len(stored.tensor)).tensor
             widen(stored.tensor, leaves[model])
-        if self._context.plan.options.on_nonfinite == "error" and not _are_finite([*leaves.values()]):
-            return None
+        is_checked = self._context.plan.options.on_nonfinite == "error"
+        if is_checked and not all(map(math.isfinite, peaks_of([*leaves.values()]))):
+            raise _not_finite()
         keys = [key.parts[0] for key in self.keys]
         return run_stacked(program, keys, leaves, self._context.model_values)
 
 
-def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(map(math.isfinite, peaks_of(tensors)))
+def _not_finite() -> MergeError:
+    """The reason to make the keys one by one, which says where, or counts what is lost."""
+    return MergeError("a value is not finite")
 
 
 def _run_through(task: KeyTask, scratch: Scratch) -> None:
