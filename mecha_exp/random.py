@@ -8,6 +8,8 @@ and two tensors of one shape never share a mask.
 """
 
 import hashlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +52,18 @@ def uniforms(key: str, start: int, stop: int, seed: int, stream: int) -> NDArray
     """Draws `start` to `stop` of the sequence that belongs to (seed, key, stream), as float32 in [0, 1)."""
     first = start // 4
     words = philox(np.arange(first, -(-stop // 4), dtype=np.uint64), stream, philox_key(key, seed))
-    drawn = words.reshape(-1)[start - 4 * first : stop - 4 * first]
+    return _as_floats(words.reshape(-1)[start - 4 * first : stop - 4 * first])
+
+
+def uniforms_of_keys(keys: Sequence[str], count: int, seed: int, stream: int) -> NDArray[np.float32]:
+    """The first `count` draws of several sequences, [keys, count]: bit for bit `uniforms` of each."""
+    words = np.array([philox_key(key, seed) for key in keys], dtype=np.uint64)
+    blocks = np.tile(np.arange(-(-count // 4), dtype=np.uint64), (len(keys), 1))
+    drawn = philox(blocks, stream, (words[:, :1], words[:, 1:])).reshape(len(keys), -1)
+    return _as_floats(drawn[:, :count])
+
+
+def _as_floats(drawn: NDArray[np.uint32]) -> NDArray[np.float32]:
     draws: NDArray[np.float32] = (drawn >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
     return draws
 
@@ -61,11 +74,17 @@ def philox_key(key: str, seed: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def philox(blocks: NDArray[np.uint64], stream: int, key: tuple[int, int]) -> NDArray[np.uint32]:
-    """Philox4x32-10 of the counters (block low, block high, stream, 0), as an array [blocks, 4]."""
+def philox(
+    blocks: NDArray[np.uint64], stream: int, key: tuple[int | NDArray[np.uint64], int | NDArray[np.uint64]]
+) -> NDArray[np.uint32]:
+    """Philox4x32-10 of the counters (block low, block high, stream, 0), as an array [..., 4].
+
+    The words of the key are numbers, or arrays that broadcast with the blocks.
+    """
     c0, c1 = blocks & _LOW, blocks >> _WORD
     c2, c3 = np.full_like(blocks, stream), np.zeros_like(blocks)
-    k0, k1 = key
+    k0: Any = key[0]
+    k1: Any = key[1]
     for _ in range(_ROUNDS):
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
@@ -75,7 +94,7 @@ def philox(blocks: NDArray[np.uint64], stream: int, key: tuple[int, int]) -> NDA
             product0 & _LOW,
         )
         k0, k1 = (k0 + _KEY_STEPS[0]) & 0xFFFFFFFF, (k1 + _KEY_STEPS[1]) & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
 def philox_on_device(blocks: torch.Tensor, stream: int, key: tuple[int, int]) -> torch.Tensor:

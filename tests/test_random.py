@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mecha_exp import EngineOptions, merge, model, uniform
-from mecha_exp.random import philox, philox_on_device, uniforms
+from mecha_exp.random import philox, philox_on_device, uniforms, uniforms_of_keys
 
 COUNT = 100_000
 words = st.integers(0, 2**32 - 1)
@@ -135,3 +135,11 @@ def test_a_device_draws_the_same_numbers(first, stream, key):
     there = philox_on_device(torch.from_numpy(blocks.astype(np.int64)), stream, key)
 
     assert there.tolist() == philox(blocks, stream, key).tolist()
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 1000])
+def test_draws_for_several_keys_are_those_of_each(count):
+    keys = ["layer.1.weight", "layer.1.bias", "other"]
+    drawn = uniforms_of_keys(keys, count, seed=5, stream=2)
+    assert drawn.dtype == np.float32
+    assert drawn.tolist() == [uniforms(key, 0, count, 5, 2).tolist() for key in keys]

@@ -76,6 +76,8 @@ RECIPES = {
     "ties": lambda a, b, c: me.add_difference_ties(a, b, c, alpha=0.7, k=0.2),
     "ties of the model": lambda a, b, c: me.ties(a, b, c, density=0.2, variant="official"),
     "breadcrumbs": lambda a, b, c: me.breadcrumbs(a, b, c, density=0.7, gamma=0.1),
+    "draws": lambda a, b, c: me.dare_ties(a, b, c, density=0.5, seed=3),
+    "draws and ranks": lambda a, b, c: me.add_ties_with_dare(a, b, c, probability=0.4, k=0.2),
     "a reduction of a reduction": lambda a, b, c: shifted(a, me.dot(b, shifted(c, me.dot(a, b)))),
 }
 
@@ -92,6 +94,12 @@ def test_bytes_are_those_of_keys_made_one_by_one(name, tile_size, fuse, models, 
     assert output.keys() == expected.keys()
     assert all(torch.equal(output[key], expected[key]) for key in expected)
     assert not torch.equal(output["layer.4.weight"], load_file(models[0])["layer.4.weight"])
+
+
+def test_keys_of_many_draws_go_by_themselves(models, joined, monkeypatch):
+    monkeypatch.setattr(small_keys, "MOST_DRAWS", 9)
+    merge_many([Job(RECIPES["draws"](*models), {})])
+    assert 0 < sum(joined) <= KEYS // 5 + 1  # those of one element
 
 
 @pytest.mark.parametrize("output", ["model.safetensors", "folder"])
@@ -134,12 +142,11 @@ def raised(a: Parameter(torch.Tensor), to: Parameter(torch.Tensor, "param")) -> 
 @pytest.mark.parametrize(
     "recipe",
     [
-        lambda a, b, c: me.dare_ties(a, b, c, density=0.5),
         lambda a, b, c: power_of_two(a, b),
         lambda a, b, c: me.n_model_stock(a, b, c),
         lambda a, b, c: raised(a, me.dot(a, b)),
     ],
-    ids=["draws", "library functions", "rows", "a function of a number of each key"],
+    ids=["library functions", "rows", "a function of a number of each key"],
 )
 def test_what_looks_further_than_an_entry_goes_by_itself(recipe, models, joined):
     merge_many([Job(recipe(*models), {})])

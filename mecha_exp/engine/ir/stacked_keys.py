@@ -3,7 +3,8 @@
 Their tensors lie one after another, and torch computes all of them in one call. That is right only where an
 entry is computed from the entries at its place and from small values, by operations that round alike at every
 place of a tensor (see `compiler/ops.py`). A reduction takes the keys as the rows of a matrix, each in the
-order in which it is taken of a key alone. Small values are computed from others for one key after another.
+order in which it is taken of a key alone. Small values are computed from others for one key after another,
+and each key has the draws that belong to its name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.method_api.method import Reduction
 from mecha_exp.method_api.state_dict import Tile
+from mecha_exp.random import uniform, uniforms_of_keys
 
 
 def can_be_stacked(program: Program) -> bool:
@@ -86,6 +88,10 @@ class _StackedKeys:
             else:
                 known = self._program.calls[node].hyperparameters
                 self._of_each[node] = of_rows(node, terms, known, self._program.dtype)
+        elif node.method is uniform:
+            names, (_, count) = [key.name for key in self._keys], self._rows
+            drawn = uniforms_of_keys(names, count, **self._program.calls[node].hyperparameters)
+            self._values[node] = torch.from_numpy(drawn.reshape(-1)).to(self._program.dtype)
         elif self._program.extents[node] is Extent.TILE:
             result = self._program.calls[node](self._beside_tiles(node), self._tile)
             check_count(node, result, self._tile, node.method.kind.value)

@@ -2,8 +2,8 @@
 
 A tensor of ten elements takes torch a few microseconds, and all the work around it hundreds. So small keys
 of one program are read, computed and written together, and then recorded together. Where one pass does it,
-they are joined to one long key, for which there may be a compiled loop. Where reductions come first, keys of
-one size are stacked (see `ir/stacked_keys.py`).
+they are joined to one long key, for which there may be a compiled loop. Where reductions come first, or draws
+belong to the names of keys, those of one size are stacked (see `ir/stacked_keys.py`).
 
 This gives the same bytes only where a program computes every entry from those at its place and from small
 values, with operations that round alike at every place of a tile. After an error or a value that is not
@@ -40,6 +40,8 @@ from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
 from mecha_exp.engine.sinks import NoSink
 from mecha_exp.errors import MechaError, MergeError
 from mecha_exp.graph.nodes import Node
+from mecha_exp.method_api.method import Reduction
+from mecha_exp.random import uniform
 from mecha_exp.sources.source import Source, SourceView
 
 MANY = 64
@@ -51,6 +53,12 @@ TOGETHER = 1 << 17
 HELD = 1 << 22
 """Elements of all values of a program that are held meanwhile, at most: 16 MB of them, or a key."""
 
+MOST_DRAWS = 1 << 11
+"""Elements of a key that are drawn together with those of others, at most.
+
+Drawing takes numpy 50 ns an element. A compiled loop takes a twentieth, and 0.2 ms to call.
+"""
+
 _Kind: TypeAlias = tuple[object, ...]
 
 
@@ -60,7 +68,7 @@ def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyT
         if len(group) == 1:
             yield from tasks_of(group[0], context)
         else:
-            yield (StackedKeys if reduces(group[0].structure) else JoinedKeys)(group, context)
+            yield (StackedKeys if _depends_on_keys(group[0].structure) else JoinedKeys)(group, context)
 
 
 def in_groups(
@@ -116,15 +124,18 @@ class _Kinds:
             return None
         if structure.experts is not None or structure.statistics or structure.scales:
             return None
-        size = structure.numel if reduces(structure) else None
+        if structure.numel > MOST_DRAWS and any(call.method is uniform for call in program.calls.values()):
+            return None
+        size = structure.numel if _depends_on_keys(structure) else None
         dtypes = (structure.stored[model].dtype for model in program.models)
         return id(program), id(structure.outputs), size, *dtypes
 
 
-def reduces(structure: Structure) -> bool:
-    """Whether a key has reductions, whose values differ from key to key."""
+def _depends_on_keys(structure: Structure) -> bool:
+    """Whether an entry depends on its key as well: on a reduction of it, or on draws that have its name."""
     assert structure.program is not None
-    return any(pass_.reductions for stage in structure.program.stages for pass_ in stage.passes)
+    methods = (call.method for call in structure.program.calls.values())
+    return any(isinstance(method, Reduction) or method is uniform for method in methods)
 
 
 def is_by_entry(program: Program) -> bool:
@@ -133,12 +144,12 @@ def is_by_entry(program: Program) -> bool:
     The tracer knows only operations that do; see `compiler/ops.py`. What a method makes of small values alone
     is not among them, and is refused where these differ from key to key.
     """
-    signatures = [call.method.signature for call in program.calls.values()]
+    signatures = [call.method.signature for call in program.calls.values() if call.method is not uniform]
     if not can_be_stacked(program) or any(s.wants_tile or s.wants_key for s in signatures):
         return False
     return all(
         isinstance(trace, Trace)
-        and not (trace.draws or pass_.by_rows)
+        and not pass_.by_rows
         and (len(program.stages) == 1 or all(_is_given(s, program.dtype) for s, _ in trace.arguments))
         for pass_, trace in trace_program(program).items()
     )
