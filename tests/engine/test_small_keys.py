@@ -78,6 +78,8 @@ RECIPES = {
     "breadcrumbs": lambda a, b, c: me.breadcrumbs(a, b, c, density=0.7, gamma=0.1),
     "draws": lambda a, b, c: me.dare_ties(a, b, c, density=0.5, seed=3),
     "draws and ranks": lambda a, b, c: me.add_ties_with_dare(a, b, c, probability=0.4, k=0.2),
+    "perpendicular": lambda a, b, c: me.add_perpendicular(a, b, c, alpha=0.7),
+    "several numbers of each key": lambda a, b, c: me.multislerp(a, b, c),
     "a reduction of a reduction": lambda a, b, c: shifted(a, me.dot(b, shifted(c, me.dot(a, b)))),
 }
 

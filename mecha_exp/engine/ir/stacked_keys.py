@@ -19,7 +19,6 @@ from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.interpreter import check_count
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.engine.ir.reductions import is_by_entry, of_rows, rounds_of
-from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.method_api.method import Reduction
 from mecha_exp.method_api.state_dict import Tile
@@ -95,7 +94,7 @@ class _StackedKeys:
         elif self._program.extents[node] is Extent.TILE:
             result = self._program.calls[node](self._beside_tiles(node), self._tile)
             check_count(node, result, self._tile, node.method.kind.value)
-            self._values[node] = result.to(self._program.dtype)
+            self._values[node] = result.reshape(-1).to(self._program.dtype)
         elif self._of_each.keys().isdisjoint(node.children):
             self._values[node] = self._small(node, self._tile, self._values)
         else:
@@ -110,10 +109,9 @@ class _StackedKeys:
 
     def _beside_tiles(self, node: MergeNode) -> Mapping[Node, torch.Tensor]:
         """The arguments of a call on tiles: the small value of a key stands beside each of its elements."""
-        small = {child: self._of_each[child] for child in node.children if child in self._of_each}
-        if any(values.ndim > 1 for values in small.values()):
-            raise MergeError(f"'{node.method.identifier}' needs several small values of one call")
-        return {**self._values, **{n: v.repeat_interleave(self._rows[1]) for n, v in small.items()}}
+        of_each = {child: self._of_each[child] for child in node.children if child in self._of_each}
+        count = self._rows[1]
+        return self._values | {n: v.movedim(0, -1).repeat_interleave(count, -1) for n, v in of_each.items()}
 
     def _small_of_each(self, node: MergeNode) -> Iterator[torch.Tensor]:
         of_each = {child: self._of_each[child].unbind() for child in node.children if child in self._of_each}

@@ -23,7 +23,8 @@ from typing import Any, TypeAlias
 import torch
 
 from mecha_exp.checkpoint import TensorInfo, round_to, torch_dtype
-from mecha_exp.engine.compiler.trace import Computed, Small, Trace
+from mecha_exp.engine.compiler.ops import OPERATIONS
+from mecha_exp.engine.compiler.trace import Computed, Trace
 from mecha_exp.engine.compiler.tracer import trace_program
 from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.program import Program
@@ -141,24 +142,39 @@ def _depends_on_keys(structure: Structure) -> bool:
 def is_by_entry(program: Program) -> bool:
     """Whether a program computes every entry from those at its place, and rounds alike at every place.
 
-    The tracer knows only operations that do; see `compiler/ops.py`. What a method makes of small values alone
-    is not among them, and is refused where these differ from key to key.
+    The tracer knows only operations that do; see `compiler/ops.py`. For what a method makes of small values
+    alone they are looked for, where these differ from key to key.
     """
     signatures = [call.method.signature for call in program.calls.values() if call.method is not uniform]
     if not can_be_stacked(program) or any(s.wants_tile or s.wants_key for s in signatures):
         return False
-    return all(
-        isinstance(trace, Trace)
-        and not pass_.by_rows
-        and (len(program.stages) == 1 or all(_is_given(s, program.dtype) for s, _ in trace.arguments))
-        for pass_, trace in trace_program(program).items()
-    )
+    traces = trace_program(program)
+    if any(pass_.by_rows or isinstance(trace, str) for pass_, trace in traces.items()):
+        return False
+    known = (small for trace in traces.values() if isinstance(trace, Trace) for small, _ in trace.arguments)
+    computed = [small for small in known if isinstance(small, Computed)]
+    return len(program.stages) == 1 or all(_is_by_place(small, program.dtype) for small in computed)
 
 
-def _is_given(small: Small, dtype: torch.dtype) -> bool:
-    """Whether a small value is that of a node, in the dtype of the arithmetic, or a constant."""
-    is_cast = isinstance(small, Computed) and small.function is torch.ops.aten._to_copy.default
-    return not isinstance(small, Computed) or (is_cast and small.kwargs == {"dtype": dtype})
+def _is_by_place(small: Any, dtype: torch.dtype) -> bool:
+    """Whether a small value may stand beside each element of its key, and gives the same bits there.
+
+    That is a node's value, or what methods make of such values by operations that round alike at every place.
+    """
+    if isinstance(small, torch.Tensor):
+        return small.dtype is dtype
+    if not isinstance(small, Computed):
+        return True
+    if small.index is not None or not isinstance(small.function, torch._ops.OpOverload):
+        return False
+    name = small.function.overloadpacket.__name__
+    if name == "_to_copy":
+        is_alike = small.kwargs == {"dtype": dtype}
+    elif name == "select":
+        is_alike = small.args[1] == 0
+    else:
+        is_alike = name in OPERATIONS and not small.kwargs
+    return is_alike and all(_is_by_place(operand, dtype) for operand in small.args)
 
 
 class ComputeTogether(KeyTask, ABC):
