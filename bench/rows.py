@@ -154,6 +154,22 @@ CASES = [
         size=100_000,
         bar=Bar(milliseconds=0.03),
     ),
+    *(
+        Case(
+            f"keys_{work}",
+            f"{title}, 20,000 keys of 10 elements",
+            inputs,
+            work,
+            size=20_000,
+            alone=True,
+            bar=Bar(milliseconds=0.2),
+        )
+        for work, title, inputs in (
+            ("slerp", "SLERP of 2", 2),
+            ("ties", "TIES, 3 experts", 4),
+            ("dare_ties", "DARE-TIES, 3 experts", 4),
+        )
+    ),
     Case(
         "sdxl",
         "weighted sum of 2, 6.9 GB each, on disk",

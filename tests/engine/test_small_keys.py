@@ -61,7 +61,7 @@ def one_by_one(recipe, monkeypatch: pytest.MonkeyPatch, options=None) -> dict[st
     return output
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, register=False)
 def shifted(a: Parameter(torch.Tensor), by: Parameter(torch.Tensor, "param")) -> Return(torch.Tensor):
     """a + by, whose dtype is that of the arithmetic."""
     return a + by
@@ -135,7 +135,7 @@ def power_of_two(a: Parameter(torch.Tensor), b: Parameter(torch.Tensor)) -> Retu
     return a * b.exp2()
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, register=False)
 def raised(a: Parameter(torch.Tensor), to: Parameter(torch.Tensor, "param")) -> Return(torch.Tensor):
     """a 2^to, whose factor is computed from one number alone."""
     return a * to.exp2()
