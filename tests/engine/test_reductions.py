@@ -5,7 +5,8 @@ import torch
 
 import mecha_exp as mx
 from mecha_exp.engine.ir.layout import compile_program
-from mecha_exp.engine.ir.reductions import of_rows, open_accumulator
+from mecha_exp.engine.ir.reductions import open_accumulator
+from mecha_exp.engine.ir.stacked_keys import of_rows
 from mecha_exp.method_api.state_dict import Tile
 from mecha_exp.methods.reductions import dot, gram, kth_magnitude, least_kept, mean
 

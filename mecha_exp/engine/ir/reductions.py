@@ -319,35 +319,6 @@ def lane_dtype(terms: torch.dtype) -> torch.dtype:
     return terms if terms is torch.float32 else torch.float64
 
 
-def of_rows(
-    node: MergeNode, terms: Sequence[torch.Tensor], hyperparameters: dict[str, object], dtype: torch.dtype
-) -> torch.Tensor:
-    """The values of a reduction in one round, [rows, ...]: of each row what the terms of a whole key give.
-
-    Args:
-        terms: what the method returned, [rows, elements] each. A row has no more elements than a block.
-    """
-    count = terms[0].shape[1]
-    if is_ranked(node):
-        return Ranked(node, None, count, count, dtype).of_rows(terms[0], hyperparameters)
-    assert isinstance(node.method, Reduction)
-    totals = sums_of_rows(terms)
-    if node.method.finish is None:
-        return totals
-    known = {"state": None, "count": count, "dtype": dtype, **hyperparameters}
-    return torch.stack([node.method.finish(total, **known) for total in totals])
-
-
-def sums_of_rows(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sums of each row, [rows] of one term and [rows, terms] of several; a row fits into a block."""
-    count = terms[0].shape[1]
-    assert count <= REDUCTION_BLOCK
-    together = max(1, REDUCTION_BLOCK // max(count, STRIP))  # rows, which are filled up to whole strips
-    parts = [[lane_sums(part) for part in torch.split(term, together)] for term in terms]
-    sums = torch.from_numpy(np.stack([np.concatenate(part) for part in parts], axis=1))
-    return sums.squeeze(1) if len(terms) == 1 else sums
-
-
 def add_sums(added: Sequence[tuple[Sums, Sequence[torch.Tensor]]], start: int) -> None:
     """Add terms of equal size to several reductions, in as many calls as one takes.
 

@@ -13,12 +13,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.interpreter import check_count
 from mecha_exp.engine.ir.program import Program
-from mecha_exp.engine.ir.reductions import is_by_entry, of_rows, rounds_of
+from mecha_exp.engine.ir.reductions import (
+    REDUCTION_BLOCK,
+    STRIP,
+    Ranked,
+    is_by_entry,
+    is_ranked,
+    lane_sums,
+    rounds_of,
+)
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
 from mecha_exp.method_api.method import Reduction
 from mecha_exp.method_api.state_dict import Tile
@@ -121,3 +130,32 @@ class _StackedKeys:
 
     def _small(self, node: MergeNode, key: Tile, values: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         return self._program.calls[node](values, key).to(torch.float64)
+
+
+def of_rows(
+    node: MergeNode, terms: Sequence[torch.Tensor], hyperparameters: dict[str, object], dtype: torch.dtype
+) -> torch.Tensor:
+    """The values of a reduction in one round, [rows, ...]: of each row what the terms of a whole key give.
+
+    Args:
+        terms: what the method returned, [rows, elements] each. A row has no more elements than a block.
+    """
+    count = terms[0].shape[1]
+    if is_ranked(node):
+        return Ranked(node, None, count, count, dtype).of_rows(terms[0], hyperparameters)
+    assert isinstance(node.method, Reduction)
+    totals = sums_of_rows(terms)
+    if node.method.finish is None:
+        return totals
+    known = {"state": None, "count": count, "dtype": dtype, **hyperparameters}
+    return torch.stack([node.method.finish(total, **known) for total in totals])
+
+
+def sums_of_rows(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sums of each row, [rows] of one term and [rows, terms] of several; a row fits into a block."""
+    count = terms[0].shape[1]
+    assert count <= REDUCTION_BLOCK
+    together = max(1, REDUCTION_BLOCK // max(count, STRIP))  # rows, which are filled up to whole strips
+    parts = [[lane_sums(part) for part in torch.split(term, together)] for term in terms]
+    sums = torch.from_numpy(np.stack([np.concatenate(part) for part in parts], axis=1))
+    return sums.squeeze(1) if len(terms) == 1 else sums

@@ -29,8 +29,8 @@ from mecha_exp.engine.ir.reductions import (
     folded,
     is_known,
     is_ranked,
-    sums_of_rows,
 )
+from mecha_exp.engine.ir.stacked_keys import sums_of_rows
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
 from mecha_exp.engine.runtime.buffers import Scratch
 from mecha_exp.engine.runtime.context import MergeContext
