@@ -320,7 +320,7 @@ def _weight_statistics(
         name = names[model]
         whole = summarise(by_key)[""]
         metrics |= whole.metrics(name)
-        by_block = summarise(by_key, anatomies[model].block)
+        by_block = summarise(by_key, anatomies[model].blocks.__getitem__)
         for block, s in {"(all)": whole, **by_block}.items():
             rows.append([name, block, s.distance, s.relative_change, s.cosine, s.norm, s.input_norm])
     return metrics, csv_text(rows) if moments else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, StructuralConfig, detect
+from mecha_exp.architectures.blocks import blocks_beside, in_order
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.errors import ConfigError
@@ -31,9 +32,6 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 """Names of modules after them."""
-
-UNKNOWN = "(unknown)"
-"""The block in tables of keys that a model's config does not know."""
 
 _OUTSIDE = ("BASE", "VAE")
 """Blocks of Stable Diffusion that are neither before nor after the others."""
@@ -74,17 +72,48 @@ class Anatomy:
 
     @cached_property
     def components(self) -> Mapping[str, str]:
-        """The component of each key that the config knows."""
-        return {key: self.config.component_of(key) for key in self._known}
+        """The component of each key: of one that the config does not list, the one with its prefix.
+
+        Where no component has its prefix, that is the first word of its name.
+        """
+        known = {key: self.config.component_of(key) for key in self._known}
+        prefixes = {part.prefix: part.name for part in self.config.parts if part.prefix}
+        inner_first = sorted(prefixes, key=len, reverse=True)
+
+        def by_prefix(key: str) -> str:
+            around = next((prefix for prefix in inner_first if key.startswith(prefix)), None)
+            return key.partition(".")[0] if around is None else prefixes[around]
+
+        return {key: known.get(key) or by_prefix(key) for key in self.keys}
 
     @cached_property
     def blocks(self) -> Mapping[str, str]:
-        """The block of each key that the config knows."""
-        return {key: self.config.block_of(key, self.convention) for key in self._known}
+        """The block of each key.
 
-    def block(self, key: str) -> str:
-        """The block of a key, or `UNKNOWN`, for the groups of a table."""
-        return self.blocks.get(key, UNKNOWN)
+        What the config does not list belongs to the layer that its name says, see `blocks_beside`.
+        """
+        known = {key: self.config.block_of(key, self.convention) for key in self._known}
+        if others := [key for key in self.keys if key not in known]:
+            known |= blocks_beside(known, others)
+        return {key: known[key] for key in self.keys}
+
+    @cached_property
+    def unplaced(self) -> tuple[str, ...]:
+        """The keys that the config does not list and that lie in no layer of it."""
+        listed = set(self.config.blocks(self.convention))
+        return tuple(key for key, block in self.blocks.items() if block not in listed)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The blocks that have keys, in the order of the config and then of the names."""
+        used = dict.fromkeys(self.blocks.values())
+        listed = [block for block in self.config.blocks(self.convention) if block in used]
+        return (*listed, *in_order(block for block in used if block not in set(listed)))
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The numbered blocks that have keys, in the order of depth."""
+        return tuple(block for block in self.order if block[-1:].isdecimal())
 
     def is_stack(self, key: str) -> bool:
         """Whether a key holds several experts, one for each place on its first axis."""
@@ -144,7 +173,7 @@ class Anatomy:
     @cached_property
     def _stacks(self) -> Mapping[tuple[str, str], list[str]]:
         """The numbered blocks of each stack that has keys, in the order of depth."""
-        order = {block: i for i, block in enumerate(self.config.layers(self.convention))}
+        order = {block: i for i, block in enumerate(self.layers)}
         stacks: dict[tuple[str, str], set[str]] = {}
         for key, block in self.blocks.items():
             if block in order:

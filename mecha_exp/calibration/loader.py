@@ -14,10 +14,10 @@ from torch import Tensor
 from mecha_exp.calibration.bundled_subjects import BUNDLED
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, is_arithmetic
-from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.evaluators.common import ModelFolder
 from mecha_exp.evaluators.common.functions import function_file, user_function
+from mecha_exp.families import CONFIG
 from mecha_exp.lab.content_hash import content_of
 
 

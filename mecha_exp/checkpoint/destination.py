@@ -19,12 +19,13 @@ from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.checkpoint.shards import WRITTEN, Package, is_file_name, pack
-from mecha_exp.checkpoint.sidecars import CARD, CONFIG, SmallFiles, companions, content_of, is_own_card
+from mecha_exp.checkpoint.sidecars import CARD, SmallFiles, companions, content_of, is_own_card
 from mecha_exp.checkpoint.transaction.running_hash import Hashed
 from mecha_exp.checkpoint.transaction.space import check_folder_writable, check_writable
 from mecha_exp.checkpoint.transaction.staging import staged_folder
 from mecha_exp.checkpoint.upload.writer import UploadWriter, check_address
 from mecha_exp.errors import CheckpointError
+from mecha_exp.families import CONFIG
 
 
 @dataclass(frozen=True)

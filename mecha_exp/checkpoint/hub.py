@@ -8,9 +8,10 @@ from pathlib import Path
 from mecha_exp.checkpoint.formats import FORMATS, SUFFIXES
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.errors import CheckpointError, first_line
+from mecha_exp.families import SMALL_PATTERNS
 
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
-_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md")
+_SMALL_FILES = (*SMALL_PATTERNS, "LICENSE*", "README.md")
 _WEIGHTS = tuple(known.suffixes[0] for known in FORMATS if known.suffixes)
 
 

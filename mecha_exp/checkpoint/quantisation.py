@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
-from mecha_exp.checkpoint.sidecars import CONFIG, CONFIG_SECTIONS, config_beside
+from mecha_exp.checkpoint.sidecars import CONFIG_SECTIONS, config_beside
+from mecha_exp.families import CONFIG
 
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")

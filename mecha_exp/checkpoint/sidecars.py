@@ -14,11 +14,11 @@ from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.shards import Package
 from mecha_exp.errors import CheckpointError
+from mecha_exp.families import CONFIG, embeddings, output_layers, vocabulary_sizes
 
 SmallFiles: TypeAlias = Mapping[str, Path | bytes | None]
 """Files beside weights by their names: a file or content that is written, and None for one left out."""
 
-CONFIG = "config.json"
 CONFIG_SECTIONS = ("quantization_config", "compression_config")
 """The entries of `config.json` that say how a model is quantised; the second one is the older name."""
 CARD = "README.md"
@@ -39,8 +39,6 @@ _OF_QUANTISATION = {"quantize_config.json", "quant_config.json", "hf_quant_confi
 """Files that tell a loader to expect codes. What is written holds plain numbers."""
 
 _PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
-_HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 def companions(folder: Path) -> dict[str, Path]:
@@ -126,12 +124,12 @@ def _changes(config: Mapping[str, Any], tensors: Layout, before: Layout) -> dict
     for entry in ("dtype", "torch_dtype"):
         if entry in config and len(dtypes) == 1:
             changes[entry] = min(dtypes).removeprefix("torch.")
-    embedding = next((key for key in tensors if key.endswith(_EMBEDDINGS)), None)
-    rows_before = before[embedding][1][0] if embedding and embedding in before else None
-    if embedding and rows_before is not None and config.get("vocab_size") == rows_before:
-        changes["vocab_size"] = tensors[embedding][1][0]
-    has_head = any(key.endswith(_HEADS) for key in tensors)
-    had_head = any(key.endswith(_HEADS) for key in before)
+    shapes, shapes_before = (
+        {key: shape for key, (_, shape) in layout.items()} for layout in (tensors, before)
+    )
+    counts = {shapes_before[key][0]: shapes[key][0] for key in embeddings(shapes) if key in shapes_before}
+    changes |= vocabulary_sizes(config, counts)
+    has_head, had_head = (bool(output_layers(each)) for each in (shapes, shapes_before))
     if has_head != had_head:
         changes["tie_word_embeddings"] = not has_head
     return changes

@@ -99,7 +99,8 @@ class EngineOptions:
             is an error where it matters; `split` does it there too, `whole` nowhere.
         resize_embeddings: vocabularies of different sizes are an error, or cut to the smallest (`truncate`),
             or filled up to the largest (`pad`) with the rows of the first input that has them.
-        strict: a value that overflows the output's dtype is an error rather than a warning.
+        strict: a value that overflows the output's dtype is an error rather than a warning, and so are keys
+            in no block where hyperparameters go by blocks.
         across: how many tasks make the files of one output folder, in processes or on machines of their own;
             None makes it in this process. See `mecha_exp.across`.
         task: the one of these tasks, from 1, that this process makes; None makes all, and commits them.

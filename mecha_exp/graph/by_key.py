@@ -86,6 +86,19 @@ class ByKey:
         return [self._explain(s) for s in self._selections if s.rank != _KIND and not s.keys & key_set]
 
     @property
+    def outside_blocks(self) -> list[str]:
+        """The keys that it leaves to its default or curve though it goes by blocks, as they lie in none.
+
+        Those are the keys that the model's config does not list and that lie in no layer, and that no
+        selector holds.
+        """
+        curves = any(isinstance(value, Gradient | Preset) for _, value in self.words)
+        if not curves and all(s.rank != _BLOCK for s in self._selections):
+            return []
+        held = frozenset().union(*(s.keys for s in self._selections))
+        return [key for key in self._bound.unplaced if key not in held]
+
+    @property
     def values(self) -> list[Value]:
         """Every value that some key may have; for a curve, numbers that bound its values."""
         values = [value for word, value in self.words if word != CONVENTION]
@@ -281,12 +294,12 @@ def effective_values(value: ByKey) -> list[BlockValue]:
     anatomy = value.anatomy
     by_part: dict[tuple[str, str], list[Scalar]] = {}
     for key in anatomy.keys:
-        part = (anatomy.components.get(key, ""), anatomy.blocks.get(key, ""))
+        part = (anatomy.components[key], anatomy.blocks[key])
         by_part.setdefault(part, []).append(value(key))
-    order = {block: i for i, block in enumerate(anatomy.config.blocks(anatomy.convention))}
+    order = {block: i for i, block in enumerate(anatomy.order)}
     return [
         BlockValue(component, block, len(values), tuple(sorted(set(values), key=_order)))
-        for (component, block), values in sorted(by_part.items(), key=lambda item: order.get(item[0][1], -1))
+        for (component, block), values in sorted(by_part.items(), key=lambda item: order[item[0][1]])
     ]
 
 

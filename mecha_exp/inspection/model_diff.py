@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from mecha_exp.architectures.anatomy import UNKNOWN, Anatomy
+from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.engine.planner.inputs import in_one_format
 from mecha_exp.engine.statistics import Statistics, summarise
@@ -57,19 +57,22 @@ def compare_by_block(a: str, b: str) -> dict[str, Any]:
             compared = dict(
                 zip(alike, pool.map(lambda key: _compare(first, second, key), alike), strict=True)
             )
-    block = {key: anatomy.block(key) for key in alike}
+    block = anatomy.blocks
     changed = [key for key, (same, _) in compared.items() if not same]
     sums = {key: moments for key, (_, moments) in compared.items() if moments is not None}
     per_block = summarise(sums, block.__getitem__)
-    order = [name for name in (*anatomy.config.blocks(), UNKNOWN) if name in set(block.values())]
-    counts, changes = Counter(block.values()), Counter(block[key] for key in changed)
+    counts, changes = (Counter(block[key] for key in keys) for keys in (alike, changed))
     whole = summarise(sums).get("")
     return {
         "a": a,
         "b": b,
         "config": anatomy.config.identifier,
         "all": _row(len(alike), len(changed), whole),
-        "blocks": {name: _row(counts[name], changes[name], per_block.get(name)) for name in order},
+        "blocks": {
+            name: _row(counts[name], changes[name], per_block.get(name))
+            for name in anatomy.order
+            if name in counts
+        },
         "changed": changed,
         "only_a": [key for key in first.keys() if key not in second],
         "only_b": [key for key in second.keys() if key not in first],

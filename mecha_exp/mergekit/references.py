@@ -13,12 +13,12 @@ from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, brief, some
+from mecha_exp.families import token_tables
 from mecha_exp.graph.nodes import Node
 from mecha_exp.peft.config import config_of
 from mecha_exp.sources.layers import Layers
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
-from mecha_exp.sources.vocabulary import VOCABULARY_KEYS
 
 _WORDS = {"model", "lora", "override_architecture"}
 
@@ -128,6 +128,11 @@ class StoredModel:
             keys = tuple(opened.keys())
         return StoredModel(source, path, infos, lora, keys)
 
+    @cached_property
+    def token_axes(self) -> Mapping[str, int]:
+        """The keys that have an entry for each token, with the axis of the tokens."""
+        return token_tables({key: info.shape for key, info in self.infos.items()})
+
     def require_movable_rows(self) -> None:
         """Check that the rows of tokens of a model can be moved.
 
@@ -139,8 +144,8 @@ class StoredModel:
                 f"tokenizer: rows of {self.source} would be moved, a merge of this file, and rows are moved "
                 "of models that are read. Give its own document the tokenizer, or merge it first, by itself."
             )
-        stems = {key.rpartition(".")[0] for key in VOCABULARY_KEYS}
-        changed = [key for key in self.lora_keys if any(f".{stem}." in f".{key}." for stem in stems)]
+        modules = [key.rpartition(".")[0] for key in self.token_axes]
+        changed = [key for key in self.lora_keys if any(f".{module}." in f".{key}." for module in modules)]
         if changed:
             raise ConfigError(
                 f"{self.source}+{self.lora}: the adapter changes rows of tokens ({some(changed, 3)}), which "

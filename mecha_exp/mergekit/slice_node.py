@@ -22,7 +22,7 @@ from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.settings import Setting, first_value
 from mecha_exp.mergekit.vocabulary import RowsOf, Vocabulary
 from mecha_exp.sources.layers import NONE, Layers, Span, renamed_keys
-from mecha_exp.sources.vocabulary import has_token_rows
+from mecha_exp.sources.vocabulary import with_tokens
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,15 @@ class SliceBuilder:
             for key, original in names.items():
                 if key not in infos:
                     info = self.models[reference].infos[original]
-                    infos[key] = self._info(key, info, dtype if is_arithmetic(info.dtype) else None)
+                    axis = self.models[reference].token_axes.get(original)
+                    infos[key] = self._info(info, dtype if is_arithmetic(info.dtype) else None, axis)
         return infos
 
-    def _info(self, key: str, info: TensorInfo, dtype: str | None) -> TensorInfo:
+    def _info(self, info: TensorInfo, dtype: str | None, tokens: int | None) -> TensorInfo:
+        """The dtype and the shape of a key where it is written; `tokens` is the axis of its tokens."""
         shape = info.shape
-        if self.vocabulary is not None and has_token_rows(key):
-            shape = (self.vocabulary.count, *shape[1:])
+        if self.vocabulary is not None and tokens is not None:
+            shape = with_tokens(shape, tokens, self.vocabulary.count)
         return TensorInfo.made(dtype or info.dtype, shape)
 
     @cached_property

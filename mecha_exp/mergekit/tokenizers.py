@@ -10,16 +10,12 @@ from typing import Any
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.sidecars import SmallFiles, folder_of
 from mecha_exp.errors import ConfigError
+from mecha_exp.families import CHAT_TEMPLATE, OLDER_TOKENIZERS, TOKENIZER, TOKENIZER_CONFIG
 from mecha_exp.mergekit.reader import Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.tokenizer_settings import AUTO
 from mecha_exp.mergekit.vocabulary import Vocabulary
-from mecha_exp.sources.tokenizer import TOKENIZER, tokenizer_files
-
-CHAT_TEMPLATE = "chat_template.jinja"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
-_OLDER = ("added_tokens.json", "merges.txt", "spiece.model", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files of tokenizers of an older form, which do not have the tokens that are added."""
+from mecha_exp.sources.tokenizer import tokenizer_files
 
 
 def tokenizer_files_of(
@@ -39,7 +35,7 @@ def tokenizer_files_of(
         donor = models[vocabulary.donor].path
         files |= tokenizer_files(folder, donor)
         if vocabulary.added:
-            files |= dict.fromkeys(set(_OLDER) & files.keys())
+            files |= dict.fromkeys(OLDER_TOKENIZERS & files.keys())
             files[TOKENIZER] = _with_tokens(donor, vocabulary.added)
     template = configuration.chat_template
     if template == AUTO:
@@ -66,7 +62,7 @@ def _template_of(model: StoredModel) -> str | None:
 
     if text := content(CHAT_TEMPLATE):
         return text.decode().strip()
-    template = json.loads(content(_TOKENIZER_CONFIG) or b"{}").get("chat_template")
+    template = json.loads(content(TOKENIZER_CONFIG) or b"{}").get("chat_template")
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template.strip() if isinstance(template, str) else None
@@ -83,14 +79,14 @@ def _with_template(files: SmallFiles, path: Path, template: str) -> dict[str, Pa
     """The files that give a tokenizer a chat template."""
     folder = folder_of(path)
     fetch_small_files(folder)
-    settings = files.get(_TOKENIZER_CONFIG, folder / _TOKENIZER_CONFIG)
+    settings = files.get(TOKENIZER_CONFIG, folder / TOKENIZER_CONFIG)
     content = settings.read_bytes() if isinstance(settings, Path) and settings.is_file() else settings
     if not isinstance(content, bytes):
-        raise ConfigError(f"chat_template: there is no {_TOKENIZER_CONFIG} beside the model in {folder}.")
+        raise ConfigError(f"chat_template: there is no {TOKENIZER_CONFIG} beside the model in {folder}.")
     config = json.loads(content)
     config.pop("chat_template", None)
     return {
         **files,
-        _TOKENIZER_CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(),
+        TOKENIZER_CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(),
         CHAT_TEMPLATE: template.encode(),
     }

@@ -18,7 +18,6 @@ from mecha_exp.mergekit.tokenizer_settings import UNION, TokenizerSettings, Toke
 from mecha_exp.recipe.tokens import require_tokenizer, token_rows
 from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views.row_table import RowTable
-from mecha_exp.sources.vocabulary import has_token_rows
 
 Rows: TypeAlias = "tuple[tuple[Reference, int], ...]"
 """The rows that one row is the mean of, as pairs of a model and a row of it; none for zeros."""
@@ -222,5 +221,5 @@ def _plain(token: str) -> dict[str, Any]:
 
 def _is_as_stored(table: RowTable, model: StoredModel) -> bool:
     """Whether a table says the rows that a model has anyway."""
-    counts = {info.shape[0] for key, info in model.infos.items() if has_token_rows(key)}
+    counts = {model.infos[key].shape[axis] for key, axis in model.token_axes.items()}
     return table.start == 0 and counts == {table.total}

@@ -9,18 +9,12 @@ import torch
 from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError
+from mecha_exp.families import is_embedding, output_layers
 from mecha_exp.peft.config import config_of
-from mecha_exp.peft.targets import HEADS, Matching
+from mecha_exp.peft.targets import Matching
 from mecha_exp.sources.lora import DeltaSource, dtype_of, require_numbers
 from mecha_exp.sources.source import Source, infos_of
 
-EMBEDDINGS = (
-    "embed_tokens.weight",
-    "wte.weight",
-    "word_embeddings.weight",
-    "shared.weight",
-    "embed_in.weight",
-)
 _WITH_HEAD = ("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 
 
@@ -76,7 +70,7 @@ def is_tied(model: Source) -> bool:
     """
     content = config_beside(model.path)
     names = " ".join(map(str, content.get("architectures") or ()))
-    has_head = any(key.endswith(HEADS) for key in model.keys())
+    has_head = bool(output_layers({key: info.shape for key, info in infos_of(model).items()}))
     may_tie = content.get("tie_word_embeddings", True) and any(word in names for word in _WITH_HEAD)
     return may_tie and not has_head
 
@@ -87,7 +81,7 @@ def _check_ties(name: str, adapter: PeftDeltas, base: Source) -> None:
     Trained with PEFT, the output layer keeps the values from before, unless `ensure_weight_tying` says that
     both have one adapter.
     """
-    changed = [key for key in adapter.modules if key.endswith(EMBEDDINGS)]
+    changed = [key for key in adapter.modules if is_embedding(key)]
     if changed and is_tied(base) and not adapter.config.ties_embeddings:
         raise CheckpointError(
             f"{name}: it changes {changed[0]}, which {base.name} uses as its output layer, too (it is tied), "

@@ -19,9 +19,10 @@ from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import is_arithmetic, open_stored
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
+from mecha_exp.families import is_embedding
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.numbers import is_whole
-from mecha_exp.peft.deltas import EMBEDDINGS, is_tied
+from mecha_exp.peft.deltas import is_tied
 from mecha_exp.peft.modules import A, B
 from mecha_exp.peft.writer import config_of_ranks, require_adapter_folder, write_adapter
 from mecha_exp.sources.memory import MemorySource
@@ -169,7 +170,7 @@ class _Pair:
 
     def _check_ties(self) -> None:
         """Refuse an embedding whose output layer PEFT would leave as it was."""
-        tied = [key for key in self.whole if key.endswith(EMBEDDINGS) and self._changed(key)]
+        tied = [key for key in self.whole if is_embedding(key) and self._changed(key)]
         if tied and is_tied(self.base):
             raise CheckpointError(
                 f"{self.base.name} uses {tied[0]} as its output layer, too (it is tied): PEFT would leave "

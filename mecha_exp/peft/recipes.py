@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.errors import RecipeError
+from mecha_exp.families import embeddings, output_tied_to, tied_to
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.peft.config import config_of, is_adapter
-from mecha_exp.sources.source import Source
+from mecha_exp.sources.source import Source, infos_of
 from mecha_exp.sources.vocabulary import VocabularyView
 
 AS_THEY_ARE = frozenset({LORA_DELTA})
 """Methods that take an adapter itself and not the model that it stands for."""
-
-_TIED = {
-    "lm_head": ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"),
-    "embed_out": ("gpt_neox.embed_in.weight",),
-}
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,15 @@ def untied(
     if on_tied != "untie":
         return views
     for adapter, base in adapter_calls(recipes, sources):
-        for head, embeddings in _TIED.items():
-            key = next((k for k in embeddings if k in views[base]), None)
-            names = (f".{head}.", *(f".{k.removesuffix('.weight')}." for k in embeddings))
-            is_changed = any(name in f".{k}" for k in sources[adapter].keys() for name in names)
-            if key is not None and is_changed and f"{head}.weight" not in views[base]:
-                views[base] = VocabularyView(views[base], {f"{head}.weight": key})
+        shapes = {key: info.shape for key, info in infos_of(views[base]).items()}
+        changed = [f".{key}." for key in sources[adapter].keys()]
+        for embedding in embeddings(shapes):
+            head = output_tied_to(embedding)
+            if head is None or head in shapes or tied_to(head, shapes) != embedding:
+                continue
+            modules = [f".{key.removesuffix('.weight')}." for key in (head, embedding)]
+            if any(module in key for module in modules for key in changed):
+                views[base] = VocabularyView(views[base], {head: embedding})
     return views
 
 

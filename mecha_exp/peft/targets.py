@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
 from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.families import is_output
 from mecha_exp.peft.config import PeftConfig
 from mecha_exp.peft.modules import (
     BIAS,
@@ -19,9 +20,6 @@ from mecha_exp.peft.modules import (
     is_transposed,
     sorted_modules,
 )
-
-HEADS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
-"""The ends of keys of output layers."""
 
 _TIED_HINT = " Where it is tied, on_tied=untie gives it an output layer of its own."
 
@@ -97,7 +95,7 @@ class Matching:
         missing = [name for name in names if name not in keys]
         if missing:
             trained = f" ({self.config.base})" if self.config.base else ""
-            is_head = any(f"{name}{ending}".endswith(HEADS) for name in missing)
+            is_head = any(is_output(f"{name}{ending}") for name in missing)
             problems.add(
                 f"{self.name}: it changes {some(missing, 5)}, and {self.base_name} has no such tensors. Is "
                 f"it the model that the adapter was trained on{trained}, with the same head?"

@@ -11,12 +11,13 @@ import torch
 import yaml
 
 from mecha_exp.checkpoint.folder import PIPELINE
-from mecha_exp.checkpoint.sidecars import CARD_TAG, CONFIG
+from mecha_exp.checkpoint.sidecars import CARD_TAG
 from mecha_exp.engine import EngineOptions
 from mecha_exp.engine.options import SETTINGS
 from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.provenance import settings_of, versions
 from mecha_exp.errors import brief
+from mecha_exp.families import CONFIG
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, LiteralNode, MergeNode, Node, calls_of, models_of
 from mecha_exp.mergekit.writer import to_mergekit

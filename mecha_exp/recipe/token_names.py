@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
-from mecha_exp.sources.tokenizer import SPECIAL_KINDS, TOKENIZER, Tokenizer
+from mecha_exp.families import TOKENIZER
+from mecha_exp.sources.tokenizer import SPECIAL_KINDS, Tokenizer
 
 _WORD_START = "▁"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")

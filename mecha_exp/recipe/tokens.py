@@ -9,14 +9,14 @@ from pathlib import Path
 from mecha_exp.checkpoint import TensorInfo, open_stored
 from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError, ConfigError, counted, some
+from mecha_exp.families import TOKENIZER, token_tables
 from mecha_exp.graph.nodes import ModelNode, Node, call
 from mecha_exp.numbers import is_whole
 from mecha_exp.recipe.token_names import TokenNames
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
-from mecha_exp.sources.tokenizer import TOKENIZER, Tokenizer
+from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views.row_table import Origins, RowTable
-from mecha_exp.sources.vocabulary import has_token_rows
 
 ERROR, ZERO, MEAN, PIECES, OMP = MISSING = ("error", "zero", "mean", "pieces", "omp")
 """The ways to make rows for tokens that no model has; the first makes none."""
@@ -125,7 +125,9 @@ def token_rows(infos: Mapping[str, TensorInfo], name: str) -> int:
     Raises:
         CheckpointError: it has no embedding.
     """
-    rows = [info.shape[0] for key, info in infos.items() if has_token_rows(key)]
+    rows = [
+        infos[key].shape[axis] for key, axis in token_tables({k: i.shape for k, i in infos.items()}).items()
+    ]
     if not rows:
         raise CheckpointError(f"{name}: none of its keys is known for a row for each token.")
     return min(rows)

@@ -11,15 +11,13 @@ from typing import Any
 from mecha_exp.architectures.anatomy import side_of
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError, some
+from mecha_exp.families import LAYER_COUNTS
 from mecha_exp.sources.source import RenamedSource, Source
 
 ALL, NONE, BEFORE, AFTER = "all", "none", "before", "after"
 """The choices of keys outside the layers that a view has."""
 
 _SIDES = {BEFORE: 0, AFTER: 1}
-
-LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""The entries of a config.json that count the layers of a model, by architecture."""
 
 _NUMBERED = re.compile(r"(?P<stack>(?:[^.]+\.)*?)(?P<layer>\d+)\.")
 

@@ -12,8 +12,8 @@ from urllib.request import url2pathname
 from mecha_exp.checkpoint.hub import hub_folder, is_hub_name
 from mecha_exp.checkpoint.remote import is_address, look_up, with_slashes
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
-from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import CheckpointError, did_you_mean, nearest, prefixed
+from mecha_exp.families import CONFIG
 from mecha_exp.sources import search_path
 from mecha_exp.sources.packages import package_folder
 

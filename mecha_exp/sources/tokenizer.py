@@ -12,30 +12,22 @@ from typing import Any
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, parse_header
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import open_regular
-from mecha_exp.checkpoint.sidecars import CONFIG, folder_of
+from mecha_exp.checkpoint.sidecars import folder_of
 from mecha_exp.errors import CheckpointError
+from mecha_exp.families import (
+    CONFIG,
+    GENERATION,
+    SENTENCEPIECE_MODELS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+)
 
 MAX_BYTES = 200_000_000
 """Larger files are not read."""
 
-TOKENIZER_FILES = frozenset(
-    {
-        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-        *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
-    }
-)
-"""The files that belong to a tokenizer."""
-
-TOKENIZER = "tokenizer.json"
-"""The file that holds all of a tokenizer."""
-
-GENERATION = "generation_config.json"
-"""The settings by which transformers generates text."""
-
 SPECIAL_KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """The names of tokens with a meaning of their own in `tokenizer_config.json`."""
-
-_MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 @dataclass(frozen=True)
@@ -164,10 +156,10 @@ def _read(folder: Path) -> Tokenizer | None:
     added = _json(folder / "added_tokens.json")
     if isinstance(added, dict):
         tokens = {**_by_number(added), **tokens}
-    model = next((_hash(folder / name) for name in _MODELS if (folder / name).is_file()), "")
+    model = next((_hash(folder / name) for name in SENTENCEPIECE_MODELS if (folder / name).is_file()), "")
     if not tokens and not model:
         return None
-    special = tuple(_special(_json(folder / "tokenizer_config.json")))
+    special = tuple(_special(_json(folder / TOKENIZER_CONFIG)))
     entries = whole.get("added_tokens") if isinstance(whole, dict) else None
     known = {e["content"]: e for e in entries or () if isinstance(e, dict) and "content" in e}
     return Tokenizer(folder, tokens, merges, model, special, known)

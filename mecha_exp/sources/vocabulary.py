@@ -13,26 +13,21 @@ import torch
 
 from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
-
-VOCABULARY_KEYS = (
-    *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embedding.weight"),
-    *("shared.weight", "embed_in.weight", "embed_out.weight", "lm_head.weight", "lm_head.bias"),
-    *("cls.predictions.bias", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
-)
-"""The ends of keys whose tensors have a row for each token."""
-
-_OUTPUT_LAYERS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
+from mecha_exp.families import token_tables
+from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
 
 
-def has_token_rows(key: str) -> bool:
-    """Whether the tensor of a key has a row for each token."""
-    return key.endswith(VOCABULARY_KEYS)
+def token_axes(source: Source) -> dict[str, int]:
+    """The keys of a source that have an entry for each token, with the axis of the tokens.
+
+    Axes before that one have one place, so that the entries of a token lie side by side.
+    """
+    return token_tables({key: info.shape for key, info in infos_of(source).items()})
 
 
-def is_output_layer(key: str) -> bool:
-    """Whether the rows of a key are those of an output layer, and not of an embedding."""
-    return key.endswith(_OUTPUT_LAYERS)
+def with_tokens(shape: tuple[int, ...], axis: int, count: int) -> tuple[int, ...]:
+    """A shape with another number of tokens."""
+    return (*shape[:axis], count, *shape[axis + 1 :])
 
 
 def as_stored(source: Source) -> Source:
@@ -52,7 +47,7 @@ class VocabularyView(SourceView):
         original: the source to read.
         tied: the keys to add, each with the key of the original whose tensor it shares.
         dropped: the keys to leave out.
-        rows: by key the new number of rows, and the source of the rows that the original lacks.
+        rows: by key the new shape, and the source of the rows that the original lacks.
 
     Attributes:
         stored: the source below all vocabulary views.
@@ -64,7 +59,7 @@ class VocabularyView(SourceView):
         original: Source,
         tied: Mapping[str, str] | None = None,
         dropped: Collection[str] = (),
-        rows: Mapping[str, tuple[int, Source]] | None = None,
+        rows: Mapping[str, tuple[tuple[int, ...], Source]] | None = None,
     ) -> None:
         super().__init__(original)
         self._tied = dict(tied or {})
@@ -81,7 +76,7 @@ class VocabularyView(SourceView):
         info = self._original.info(self._tied.get(key, key))
         if key not in self._rows:
             return info
-        shape = (self._rows[key][0], *info.shape[1:])
+        shape = self._rows[key][0]
         return replace(info, shape=shape, nbytes=stored_bytes(info.dtype, shape))
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:

@@ -99,8 +99,8 @@ def _parts(kind: str, keys: Sequence[str], anatomy: Anatomy) -> dict[str, str]:
     if kind == KEY:
         return {key: key for key in keys}
     named = anatomy.components if kind == "component" else anatomy.blocks
-    parts = set(anatomy.config.layers()) if kind == "layer" else set(named.values())
-    return {key: named[key] for key in keys if named.get(key) in parts and named[key]}
+    layers = set(anatomy.layers)
+    return {key: named[key] for key in keys if named[key] and (kind != "layer" or named[key] in layers)}
 
 
 def _list(values: Sequence[float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,13 +71,8 @@ def _means(value: ByKey, anatomy: Anatomy) -> dict[str, float]:
             by_block.setdefault(block, []).append(float(bound(key)))  # type: ignore[arg-type]
         except (MechaError, TypeError, ValueError):  # no value, or not a number
             continue
-    return {block: math.fsum(values) / len(values) for block, values in _ordered(by_block, anatomy) if values}
-
-
-def _ordered(by_block: Mapping[str, list[float]], anatomy: Anatomy) -> list[tuple[str, list[float]]]:
-    """The blocks from the first layer to the last, as the model's config lists them."""
-    order = {str(block): index for index, block in enumerate(anatomy.config.blocks(anatomy.convention))}
-    return sorted(by_block.items(), key=lambda pair: order.get(pair[0], len(order)))
+    means = {block: math.fsum(values) / len(values) for block, values in by_block.items() if values}
+    return {block: means[block] for block in anatomy.order if block in means}
 
 
 @functools.lru_cache(maxsize=16)

@@ -216,11 +216,14 @@ def _strength(recipe: str, config: DictConfig) -> str:
 def parts_of(models: DictConfig, part: str) -> list[str]:
     """The blocks, numbered layers or components of the models that a configuration names.
 
+    Those without a tensor that is merged are none: the output layer of a tied model, a table of positions.
+
     Raises:
         CheckpointError: the model is not there.
         ConfigError: it has no such parts.
     """
-    from mecha_exp.architectures import detect  # which need torch
+    from mecha_exp.architectures.anatomy import Anatomy  # which need torch
+    from mecha_exp.checkpoint import is_arithmetic
     from mecha_exp.checkpoint.folder import open_stored
     from mecha_exp.sources.quantised.view import with_plain_keys
     from mecha_exp.sources.search import find_model, folders_of
@@ -228,12 +231,14 @@ def parts_of(models: DictConfig, part: str) -> list[str]:
 
     named = models.get("base") or next(iter(models.experts), None)
     with open_stored(find_model(str(named), folders_of({"models": models}))) as model:
-        config = detect(infos_of(with_plain_keys(model))).config
-    names = {"block": config.blocks(), "layer": config.layers(), "component": tuple(config.components())}
-    parts = names[part]
+        anatomy = Anatomy.of(infos_of(with_plain_keys(model)))
+    merged = [key for key, info in anatomy.infos.items() if is_arithmetic(str(info.dtype))]
+    part_of = anatomy.components if part == "component" else anatomy.blocks
+    names = {"block": anatomy.order, "layer": anatomy.layers}.get(part, dict.fromkeys(part_of.values()))
+    parts = [name for name in names if name in {part_of[key] for key in merged}]
     if not parts:
         raise ConfigError(f"sweep.by={part}: {named} has no {part}s.")
-    return [str(name) for name in parts]
+    return parts
 
 
 _MODES: Mapping[str, Callable[[Sequence[Axis], DictConfig], list[Setting]]] = {

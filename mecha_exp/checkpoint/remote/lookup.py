@@ -17,6 +17,7 @@ from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, sta
 from mecha_exp.checkpoint.remote.stores import store_at
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
 from mecha_exp.errors import CheckpointError, some
+from mecha_exp.families import SMALL_SUFFIXES
 from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.texts import json_hash
 
@@ -27,7 +28,6 @@ FETCHED_AT_ONCE = 1 << 17
 SMALL = 64_000_000
 """Bytes of the largest small file."""
 
-_SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 _SMALL_NAMES = ("LICENSE", "README.md")
 _known: dict[str, Path] = {}
 """What was looked up by this process, by address: it sees each model in one state."""
@@ -145,7 +145,7 @@ def _is_late(name: str, pin: Pin) -> bool:
 
 def _is_small(name: str) -> bool:
     """Whether a file is one of those beside weights: of settings and tokens, a card, a licence."""
-    return name.endswith(_SMALL_SUFFIXES) or name.rpartition("/")[2].startswith(_SMALL_NAMES)
+    return name.endswith(SMALL_SUFFIXES) or name.rpartition("/")[2].startswith(_SMALL_NAMES)
 
 
 def _readable(pins: Mapping[str, Pin], address: str) -> dict[str, Pin]:

@@ -16,17 +16,14 @@ from mecha_exp.checkpoint.remote.pin import Pin, Store, cause_of
 from mecha_exp.checkpoint.remote.retries import again, at_once, read_all
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES
 from mecha_exp.errors import CheckpointError, some
+from mecha_exp.families import SMALL_FILES
 
 _WHOLE = tuple(
     f"{stem}.safetensors{end}"
     for stem in ("model", "diffusion_pytorch_model", "adapter_model")
     for end in ("", INDEX)
 )
-_BESIDE = (
-    *("config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
-)
+_BESIDE = tuple(sorted(SMALL_FILES))
 """Names that are asked for in a folder of a server that lists none."""
 
 

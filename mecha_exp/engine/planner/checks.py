@@ -79,6 +79,24 @@ def unmatched_patterns(values: Iterable[ByKey], keys: Sequence[str]) -> Iterator
         yield from value.unmatched(keys)
 
 
+def keys_outside_blocks(values: Iterable[ByKey], keys: Iterable[str]) -> Iterator[str]:
+    """A message for each value that goes by blocks about the keys that lie in none."""
+    merged = set(keys)
+    outside: dict[tuple[str, ...], ByKey] = {}
+    for value in values:
+        outside.setdefault(tuple(key for key in value.outside_blocks if key in merged), value)
+    for lost, value in outside.items():
+        if lost and value.anatomy is not None:
+            blocks = dict.fromkeys(value.anatomy.blocks[key] for key in lost)
+            are = counted(len(lost), "key is", "keys are")
+            known = value.anatomy.config.identifier
+            yield (
+                f"{are} in no block that {known} knows, and get what all others get: {some(lost, 3)}. "
+                f"Their own blocks are {some(list(blocks), 3)}, as in "
+                f"'blocks={{{next(iter(blocks))}: 0.5}}'."
+            )
+
+
 def merges_of_no_key(recipes: Iterable[Node]) -> Iterator[str]:
     """Merges that are for some keys, where the models have none of these."""
     yield from filter(None, map(merges_nothing, calls_of(*recipes)))

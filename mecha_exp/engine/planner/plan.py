@@ -31,17 +31,13 @@ from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import require_known
 from mecha_exp.engine.sinks import Receiver
 from mecha_exp.errors import ConfigError, MergeError
+from mecha_exp.families import TOKENIZER_FILES
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.sources.layers import changed_entries
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.tokenizer import (
-    TOKENIZER_FILES,
-    generation_settings,
-    special_numbers,
-    tokenizer_files,
-)
+from mecha_exp.sources.tokenizer import generation_settings, special_numbers, tokenizer_files
 from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
 

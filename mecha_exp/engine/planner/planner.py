@@ -29,6 +29,7 @@ from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, counted, some
+from mecha_exp.families import TOKENIZER_FILES
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.paths import missing_paths
@@ -39,7 +40,6 @@ from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.quantised.view import require_plain
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.statistics import StatisticsSource
-from mecha_exp.sources.tokenizer import TOKENIZER_FILES
 
 
 @contextmanager
@@ -186,6 +186,11 @@ class _Planner:
         by_key += [job.dtype for job in self._jobs if isinstance(job.dtype, ByKey)]
         problems.add_all(checks.unmatched_patterns(by_key, list(classes)))
         problems.add_all(checks.missing_values(classes))
+        for message in checks.keys_outside_blocks(by_key, list(classes)):
+            if self._options.strict:
+                problems.add(message)
+            else:
+                self._warn(message)
         problems.raise_as(RecipeError)  # a misspelt selector may be all that a merge is for
         problems.add_all(checks.merges_of_no_key(job.recipe for job in self._jobs))
         problems.raise_as(RecipeError)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.families import tied_to, token_tables
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, is_call, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.sources.inputs import Sources
@@ -15,24 +16,7 @@ from mecha_exp.sources.layers import NONE
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views.names import in_other_names
-from mecha_exp.sources.vocabulary import VocabularyView, has_token_rows
-
-_TIED = {
-    "lm_head.weight": (
-        "model.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-        "model.language_model.embed_tokens.weight",
-        "transformer.wte.weight",
-        "shared.weight",
-        "model.shared.weight",
-    ),
-    "embed_out.weight": ("gpt_neox.embed_in.weight",),
-    "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
-    "cls.predictions.decoder.bias": ("cls.predictions.bias",),
-    "encoder.embed_tokens.weight": ("shared.weight",),
-    "decoder.embed_tokens.weight": ("shared.weight",),
-}
-"""Tensors that may be missing, and those that then have the same values."""
+from mecha_exp.sources.vocabulary import VocabularyView, token_axes, with_tokens
 
 GGUF_EMBEDDING = "token_embd.weight"
 """The key of the embedding in GGUF files, which have their tokens in the file."""
@@ -107,7 +91,7 @@ def _may_read_rows(node: Node, sources: Sources) -> bool:
         return bool(words.get("rest", NONE) != NONE)
     model = node.children[0]
     if node.method.identifier == RENAME_KEYS and isinstance(model, ModelNode) and "rules" in words:
-        return any(map(_has_tokens, in_other_names(sources[model], str(words["rules"])).keys()))
+        return bool(_token_keys(in_other_names(sources[model], str(words["rules"]))))
     return True
 
 
@@ -128,10 +112,11 @@ def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Itera
         sources: the inputs.
         tokenizers: those that rows of other inputs are taken for.
     """
-    parts = dict.fromkeys(_component_of(key) for key in _keys_of(sources) if _has_tokens(key))
+    components = {source: {_component_of(key) for key in _token_keys(source)} for source in sources.values()}
+    parts = dict.fromkeys(part for source in sources.values() for part in sorted(components[source]))
     taken = [(str(path.parent), path) for path in tokenizers]
     for part in {**parts, **({"": None} if taken else {})}:
-        holders = [(s.name, s.path) for s in sources.values() if any(map(_is_of(part), s.keys()))]
+        holders = [(s.name, s.path) for s in sources.values() if part in components[s]]
         places = holders if part else [*holders, *taken]
         known = [(name, tokenizer) for name, path in places if (tokenizer := Tokenizer.beside(path, part))]
         for name, tokenizer in known[1:]:
@@ -158,28 +143,23 @@ def _component_of(key: str) -> str:
     return part if part.startswith("text_encoder") else ""
 
 
-def _is_of(part: str) -> Callable[[str], bool]:
-    """Whether a key has a row for each token of a part."""
-    return lambda key: _has_tokens(key) and _component_of(key) == part
-
-
-def _has_tokens(key: str) -> bool:
-    """Whether the rows of a key are those of tokens; the rows of GGUF files are neither moved nor resized."""
-    return has_token_rows(key) or key == GGUF_EMBEDDING
+def _token_keys(source: Source) -> list[str]:
+    """The keys whose rows are those of tokens; the rows of GGUF files are neither moved nor resized."""
+    return [*token_axes(source), *([GGUF_EMBEDDING] if GGUF_EMBEDDING in source else [])]
 
 
 def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
     """Apply `on_tied` to models that lack an output layer others have."""
     views = dict(sources)
-    for head, embeddings in _TIED.items():
+    shapes = {
+        model: {key: source.info(key).shape for key in source.keys()} for model, source in sources.items()
+    }
+    for head in dict.fromkeys(key for each in shapes.values() for key in token_tables(each)):
         having = [source for source in sources.values() if head in source]
-        lacking = {
-            model: next((key for key in embeddings if key in source), None)
-            for model, source in sources.items()
-            if head not in source
-        }
+        shape = having[0].info(head).shape
+        lacking = {m: tied_to(head, own, shape) for m, own in shapes.items() if head not in own}
         tied = {model: key for model, key in lacking.items() if key is not None}
-        if not having or not tied:
+        if not tied:
             continue
         if options.on_tied == "tie":
             views = {model: VocabularyView(source, dropped=[head]) for model, source in views.items()}
@@ -197,19 +177,23 @@ def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) ->
 
 def _unify_sizes(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
     """Apply `resize_embeddings` to tensors that differ only in the number of tokens."""
-    rows: dict[ModelNode, dict[str, tuple[int, Source]]] = {}
+    rows: dict[ModelNode, dict[str, tuple[tuple[int, ...], Source]]] = {}
     sizes_by_key: dict[str, list[int]] = {}
-    for key in filter(has_token_rows, _keys_of(sources)):
+    axes = {key: axis for source in sources.values() for key, axis in token_axes(source).items()}
+    for key, axis in axes.items():
         having = {model: source for model, source in sources.items() if key in source}
-        shapes = [source.info(key).shape for source in having.values()]
-        if len({s[:1] for s in shapes}) == 1 or len({s[1:] for s in shapes}) > 1:
+        shapes = {model: source.info(key).shape for model, source in having.items()}
+        if len({with_tokens(shape, axis, 0) for shape in shapes.values()}) > 1:
             continue
-        sizes = sizes_by_key[key] = [shape[0] for shape in shapes]
+        counts = {model: shape[axis] for model, shape in shapes.items()}
+        if len({*counts.values()}) == 1:
+            continue
+        sizes = sizes_by_key[key] = list(counts.values())
         size = min(sizes) if options.resize_embeddings == "truncate" else max(sizes)
-        donor = next(s for s in having.values() if s.info(key).shape[0] == size)
-        for model, source in having.items():
-            if source.info(key).shape[0] != size:
-                rows.setdefault(model, {})[key] = (size, donor)
+        donor = next(source for model, source in having.items() if counts[model] == size)
+        for model, shape in shapes.items():
+            if counts[model] != size:
+                rows.setdefault(model, {})[key] = (with_tokens(shape, axis, size), donor)
     if sizes_by_key and options.resize_embeddings == "error":
         problems.add(_different_sizes(sizes_by_key, sources))
         return dict(sources)
@@ -221,9 +205,8 @@ def _unify_sizes(sources: Sources, options: EngineOptions, problems: Problems) -
 
 def _different_sizes(sizes_by_key: Mapping[str, Sequence[int]], sources: Sources) -> str:
     key, sizes = next(iter(sizes_by_key.items()))
-    listed = ", ".join(
-        f"{source.info(key).shape[0]:,} in {source.name}" for source in sources.values() if key in source
-    )
+    holders = [source.name for source in sources.values() if key in source]
+    listed = ", ".join(f"{size:,} in {name}" for size, name in zip(sizes, holders, strict=True))
     return (
         f"the vocabularies have different sizes: '{key}' has {listed}. If the first {min(sizes):,} tokens "
         "are the same, resize_embeddings=truncate keeps those, and resize_embeddings=pad keeps "

@@ -9,23 +9,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint.sidecars import CONFIG, companions
+from mecha_exp.checkpoint.sidecars import companions
 from mecha_exp.errors import ConfigError, brief, some
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.declaration import Options, Shapes
 from mecha_exp.evaluators.common.libraries import calm
+from mecha_exp.families import (
+    CHAT_TEMPLATES,
+    CONFIG,
+    SMALL_PATTERNS,
+    SMALL_SUFFIXES,
+    TOKENIZER_CONFIG,
+    embeddings,
+)
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.sources.tokenizer import Tokenizer
 
 PIPELINE = "model_index.json"
-EMBEDDINGS = (
-    *("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"),
-    "token_embedding.weight",
-)
-"""How the keys end whose rows stand for the tokens of a text."""
-_SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 Fetch = Callable[[str, str | None, bool], str | Path]
-_DECISIVE = (".json", ".txt", ".model", ".jinja")
 _WORDS_ABOUT = ("_name_or_path", "transformers_version", "_diffusers_version")
 """Entries of a configuration that decide nothing."""
 
@@ -61,7 +62,7 @@ class ModelFolder:
     @property
     def contents(self) -> dict[str, Any]:
         """What decides a model's numbers beside its weights: small files by name, as hashes or JSON."""
-        suffixes = (*_DECISIVE, ".py") if self.runs_code else _DECISIVE
+        suffixes = (*SMALL_SUFFIXES, ".py") if self.runs_code else SMALL_SUFFIXES
         files = {name: file for name, file in companions(self.path).items() if file.suffix in suffixes}
         return {name: _decisive(file) for name, file in files.items()}
 
@@ -93,10 +94,10 @@ class ModelFolder:
     @property
     def has_chat_template(self) -> bool:
         """Whether its tokenizer has a template for chats."""
-        if any((self.path / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        if any((self.path / name).is_file() for name in CHAT_TEMPLATES):
             return True
         try:
-            content = json.loads((self.path / "tokenizer_config.json").read_bytes())
+            content = json.loads((self.path / TOKENIZER_CONFIG).read_bytes())
         except (OSError, ValueError):
             return False
         return isinstance(content, dict) and bool(content.get("chat_template"))
@@ -108,12 +109,12 @@ class ModelFolder:
             ConfigError: the tokenizer is larger than the embedding.
         """
         tokens = self.size_of_vocabulary
-        for key, shape in shapes.items():
-            if key.endswith(EMBEDDINGS) and len(shape) == 2 and shape[0] < tokens:
+        for key in embeddings(shapes):
+            if shapes[key][0] < tokens:
                 raise ConfigError(
                     f"the tokenizer in {self.path} has {tokens:,} tokens, and {key} of the model has "
-                    f"{shape[0]:,} rows: some tokens have none. Name the folder of a tokenizer that fits "
-                    "with evaluator.model=PATH."
+                    f"{shapes[key][0]:,} rows: some tokens have none. Name the folder of a tokenizer that "
+                    "fits with evaluator.model=PATH."
                 )
 
 
@@ -199,7 +200,7 @@ def _small_files(repository: str, revision: str | None, offline: bool) -> str:
 
     return str(
         snapshot_download(
-            repository, revision=revision, allow_patterns=list(_SMALL), local_files_only=offline
+            repository, revision=revision, allow_patterns=[*SMALL_PATTERNS, "*.py"], local_files_only=offline
         )
     )
 

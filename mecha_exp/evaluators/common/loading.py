@@ -21,8 +21,9 @@ from mecha_exp.evaluators.common.devices import (
     chosen_device,
     chosen_dtype,
 )
-from mecha_exp.evaluators.common.folders import EMBEDDINGS, ModelFolder
+from mecha_exp.evaluators.common.folders import ModelFolder
 from mecha_exp.evaluators.common.libraries import calm, one_line
+from mecha_exp.families import embeddings
 
 Weights = Mapping[str, Tensor]
 _GIVEN = ("num_classes", "pretrained")
@@ -98,7 +99,8 @@ class Loader:
         if getattr(config, "model_args", None):  # of timm: transformers gives these two by itself, too
             config.model_args = {k: v for k, v in config.model_args.items() if k not in _GIVEN}
         text = config.get_text_config()
-        rows = [t.shape[0] for key, t in weights.items() if key.endswith(EMBEDDINGS) and t.ndim == 2]
+        shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+        rows = [shapes[key][0] for key in embeddings(shapes)]
         if rows and getattr(text, "vocab_size", None) not in (None, rows[0]):
             text.vocab_size = rows[0]  # as it is changed in the folder of a merge that has resized it
         return config

@@ -18,8 +18,8 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluators.common import ModelFolder, calm, chosen_device, one_line
 from mecha_exp.evaluators.vision.frozen import changed_at, check_frozen
-from mecha_exp.evaluators.vision.pixels import PROCESSORS
 from mecha_exp.evaluators.vision.texts import tokenizer_folder
+from mecha_exp.families import PROCESSORS
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mecha_exp.checkpoint.sidecars import CONFIG
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluators.common import ModelFolder, calm, named_folder, one_line
 from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.image_data import ImageSet
+from mecha_exp.families import CONFIG, PROCESSORS
 from mecha_exp.system.cores import available_cores
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _KEPT_BYTES = 2 << 30
 """Bytes of one task's tensors that are kept between points."""
 

@@ -18,10 +18,10 @@ from mecha_exp.evaluators.vision.encoders import _pooled
 from mecha_exp.evaluators.vision.frozen import changed_at, check_frozen
 from mecha_exp.evaluators.vision.heads import Head, listed
 from mecha_exp.evaluators.vision.image_data import ImageSet
+from mecha_exp.families import TOKENIZER_FILES
 
 TEMPLATE = "a photo of a {}."
 _PROJECTED = "TextModelWithProjection"
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer_config.json")
 
 
 def class_texts(images: ImageSet, classes: Any) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def tokenizer_folder(folders: Sequence[Path], key: str) -> Path:
         ConfigError: none has one.
     """
     for folder in folders:
-        if any((folder / name).is_file() for name in _TOKENIZERS):
+        if any((folder / name).is_file() for name in TOKENIZER_FILES):
             return folder
     searched = ", ".join(dict.fromkeys(map(str, folders)))
     raise ConfigError(

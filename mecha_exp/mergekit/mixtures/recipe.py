@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from mecha_exp.checkpoint import torch_dtype
-from mecha_exp.checkpoint.sidecars import CONFIG, config_beside
+from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import ConfigError
+from mecha_exp.families import CONFIG
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, call
 from mecha_exp.mergekit.mixtures.architectures import GLM, Architecture, choose
 from mecha_exp.mergekit.mixtures.config import config_json

@@ -13,10 +13,11 @@ import torch
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic, round_to, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError, RecipeError, counted
+from mecha_exp.families import is_embedding
 from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 from mecha_exp.sources.views.pursuit import sparse_sums
 from mecha_exp.sources.views.row_table import RowTable
-from mecha_exp.sources.vocabulary import has_token_rows, is_output_layer
+from mecha_exp.sources.vocabulary import token_axes, with_tokens
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,14 @@ class ApproximatedRows(SourceView):
         super().__init__(original)
         self._donor, self._what = donor, what
         self._keys = original.keys() if keys is None else keys
-        self._donor_keys = {key: _donor_key(key, donor) for key in self._keys if has_token_rows(key)}
+        self._axes = {key: axis for key, axis in token_axes(original).items() if key in self._keys}
+        self._donor_keys = {key: _donor_key(key, donor) for key in self._axes}
         for key, other in self._donor_keys.items():
-            _require_rows(original, key, what.own_rows)
-            _require_rows(donor, other, torch.cat([what.donor_rows, what.wanted]))
+            axis = self._axes[key]
+            _require_rows(original, key, axis, what.own_rows)
+            _require_rows(
+                donor, other, min(axis, len(donor.info(other).shape) - 1), what.donor_rows, what.wanted
+            )
         self._sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._lock = threading.Lock()
 
@@ -108,12 +113,12 @@ class ApproximatedRows(SourceView):
         info = self._original.info(key)
         if key not in self._donor_keys:
             return info
-        return TensorInfo.made(info.dtype, (len(self._what.wanted), *info.shape[1:]))
+        return TensorInfo.made(info.dtype, with_tokens(info.shape, self._axes[key], len(self._what.wanted)))
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key not in self._donor_keys:
             self._original.read_into(key, start, out)
-        elif len(self.info(key).shape) == 1:
+        elif key.endswith("bias"):
             out.zero_()
         else:
             self._add_rows(key, start, out)
@@ -161,8 +166,8 @@ class ApproximatedRows(SourceView):
 
 def _donor_key(key: str, donor: Source) -> str:
     """The key of the donor's embedding or output layer; a donor that is tied has one for both."""
-    keys = [other for other in donor.keys() if has_token_rows(other) and len(donor.info(other).shape) == 2]
-    same = [other for other in keys if is_output_layer(other) == is_output_layer(key)]
+    keys = [other for other in token_axes(donor) if other.endswith(".weight")]
+    same = [other for other in keys if is_embedding(other) == is_embedding(key)]
     if key in donor:
         return key
     if len(same or keys) == 1:
@@ -173,11 +178,11 @@ def _donor_key(key: str, donor: Source) -> str:
     )
 
 
-def _require_rows(model: Source, key: str, rows: torch.Tensor) -> None:
-    info, last = model.info(key), int(rows.max())
-    if last >= info.shape[0]:
+def _require_rows(model: Source, key: str, axis: int, *rows: torch.Tensor) -> None:
+    info, last = model.info(key), max(int(each.max()) for each in rows)
+    if last >= info.shape[axis]:
         raise CheckpointError(
-            f"approximate_rows: row {last} of '{key}' is asked for, and {model.name} has {info.shape[0]}, "
+            f"approximate_rows: row {last} of '{key}' is asked for, and {model.name} has {info.shape[axis]}, "
             "numbered from 0."
         )
     if not is_arithmetic(info.dtype):

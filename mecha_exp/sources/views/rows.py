@@ -20,7 +20,7 @@ from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 from mecha_exp.sources.views.row_table import RowTable, Run
-from mecha_exp.sources.vocabulary import VOCABULARY_KEYS, has_token_rows
+from mecha_exp.sources.vocabulary import token_axes, with_tokens
 
 _CHUNK = 1 << 18
 """How many elements are held at once for the mean of all rows."""
@@ -54,11 +54,12 @@ class RowsSource(SourceView):
         self._table = table
         self._models = (original, *others)
         self._keys = original.keys() if keys is None else keys
-        self._infos = {key: self._info_of(key) for key in self._keys if has_token_rows(key)}
+        self._axes = {key: axis for key, axis in token_axes(original).items() if key in self._keys}
+        self._infos = {key: self._info_of(key) for key in self._axes}
         if not self._infos:
             raise CheckpointError(
                 f"take_rows: {original.name} has no key that is known for a row for each token, such as "
-                f"{VOCABULARY_KEYS[0]}."
+                "model.embed_tokens.weight."
             )
         self._means: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
@@ -108,11 +109,11 @@ class RowsSource(SourceView):
         if key not in self._infos:
             return number == 0 and key in self._original
         model = self._models[number]
-        return key in model and self._table.reads_through(number, model.info(key).shape[0])
+        return key in model and self._table.reads_through(number, model.info(key).shape[self._axes[key]])
 
     def _info_of(self, key: str) -> TensorInfo:
         """The dtype and the new shape of a key, once it is seen that all rows are there."""
-        own = self._original.info(key)
+        own, axis = self._original.info(key), self._axes[key]
         dtypes = []
         for number in {0, *self._table.ends}:
             model = self._models[number]
@@ -121,15 +122,15 @@ class RowsSource(SourceView):
                     f"take_rows: rows of {self.name} come from {model.name}, which has no '{key}'."
                 )
             info, end = model.info(key), self._table.ends.get(number, 0)
-            if info.shape[1:] != own.shape[1:]:
+            if with_tokens(info.shape, axis, 0) != with_tokens(own.shape, axis, 0):
                 raise CheckpointError(
                     f"take_rows: '{key}' is {list(own.shape)} in {self.name} and {list(info.shape)} in "
                     f"{model.name}. Rows of one size are moved."
                 )
-            if end > info.shape[0]:
+            if end > info.shape[axis]:
                 raise CheckpointError(
                     f"take_rows: row {end - 1} of '{key}' is asked for, and {model.name} has "
-                    f"{info.shape[0]}, numbered from 0."
+                    f"{info.shape[axis]}, numbered from 0."
                 )
             if not is_arithmetic(info.dtype):
                 raise CheckpointError(
@@ -137,11 +138,11 @@ class RowsSource(SourceView):
                 )
             dtypes.append(torch_dtype(info.dtype))
         dtype = dtype_name(reduce(torch.promote_types, dtypes))
-        return TensorInfo.made(dtype, (self._table.total, *own.shape[1:]))
+        return TensorInfo.made(dtype, with_tokens(own.shape, axis, self._table.total))
 
     def _width(self, key: str) -> int:
         """How many elements a row has."""
-        return math.prod(self._infos[key].shape[1:])
+        return math.prod(self._infos[key].shape[self._axes[key] + 1 :])
 
     def _pieces(self, start: int, out: torch.Tensor, width: int) -> Iterator[tuple[Run, int, torch.Tensor]]:
         """The parts of a tile that lie in one run each, with the number of the first element in the run."""
