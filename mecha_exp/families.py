@@ -6,6 +6,7 @@ This module is the only place for these names. They are those of transformers, w
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -28,7 +29,7 @@ EMBEDDINGS = frozenset(
 )
 """Modules whose weight has a row for each token that is read."""
 
-_EMBEDDINGS_OUTSIDE = frozenset({"shared", "embeddings"})
+_EMBEDDINGS_OUTSIDE = frozenset({"shared", "embeddings", "embed"})
 """Names that mean this outside of numbered layers."""
 
 _ANY_EMBEDDINGS = EMBEDDINGS | _EMBEDDINGS_OUTSIDE
@@ -37,7 +38,15 @@ _EMBEDDINGS_WHOLE = ("w.weight", "transformer.w.weight")
 """Whole keys; these are of CTRL."""
 
 _OUTPUTS = frozenset(
-    {"lm_head", "generator_lm_head", "embed_out", "lm_loss", "vocab_projector", "output_projection"}
+    {
+        "lm_head",
+        "generator_lm_head",
+        "embed_out",
+        "unembed",
+        "lm_loss",
+        "vocab_projector",
+        "output_projection",
+    }
 )
 """Modules whose weight and bias have an entry for each token that is written."""
 
@@ -57,7 +66,9 @@ _OUTPUTS_IN = frozenset(
 _OUTPUT_VECTORS = ("predictions.bias", "final_logits_bias")
 """The ends of keys of such biases in no layer of their own."""
 
-_OUTPUTS_IF_AS_LARGE = frozenset({"decoder", "proj_out", "output", "head", "head.decoder"})
+_OUTPUTS_IF_AS_LARGE = frozenset(
+    {"decoder", "proj_out", "output", "head", "head.decoder", "cls", "log_softmax.mlp.layer0"}
+)
 """Whole names of modules that are output layers of tokens where they have as many rows as an embedding."""
 
 _TIED_BIAS = re.compile(r"(?P<head>(.+\.)?(predictions|lm_head))(?P<decoder>\.decoder)?\.bias")
@@ -189,7 +200,7 @@ def tied_to(key: str, shapes: Shapes, shape: Sequence[int] = ()) -> str | None:
         return None
 
     def nearness(table: str) -> tuple[bool, int, bool]:
-        return tuple(shapes[table]) == tuple(shape), _shared_words(table, key), "decoder" in table
+        return tuple(shapes[table]) == tuple(shape), shared_words(table, key), "decoder" in table
 
     return max(tables, key=nearness, default=None)
 
@@ -221,9 +232,10 @@ def _modules(name: str) -> Iterator[str]:
         yield name
 
 
-def _shared_words(one: str, other: str) -> int:
-    pairs = enumerate(zip(one.split("."), other.split("."), strict=False))
-    return next((place for place, (a, b) in pairs if a != b), 0)
+def shared_words(one: str, other: str) -> int:
+    """How many words two dotted names begin with together."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def vocabulary_sizes(config: Mapping[str, Any], counts: Mapping[int, int]) -> dict[str, Any]:

@@ -8,22 +8,24 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, StructuralConfig, detect
-from mecha_exp.architectures.blocks import blocks_beside, in_order
+from mecha_exp.architectures.blocks import blocks_beside, in_order, stack_and_number
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.errors import ConfigError
+from mecha_exp.families import is_embedding, shared_words, token_tables
 
 _BEFORE = re.compile(
-    r"\w*embed\w*|emb|\w+_emb|emb_\w+|emb(norm|_norm|_ln)|wte|wpe|stem|"
+    r"(?!layernorm_embedding)\w*embed\w*|emb|\w+_emb|emb_\w+|emb(norm|_norm|_ln)|wte|wpe|stem|"
     r"(cls|class|reg|register|dist|mask|distill(ation)?|storage)_tokens?|pos|rel_pos|"
     r"norm_pre|pre_?(layrnorm|layernorm|norm|ln)|ln_(pre|in)|ln0|"
-    r"(conv|proj|img|txt|time|vector|guidance|linear|fc|project|text|x)_in|patchify|"
-    r"input_(proj|layer|layers|projection|norm|conv|linear|adapter)"
+    r"(conv|proj|img|txt|time|vector|guidance|linear|fc|project|text|x)_in|patchify|patch_\w+|"
+    r"input_\w+|feature_projection|subsample\w*|relative_attention_bias|per_layer_(model_)?projection(_norm)?"
 )
-"""Names of modules before the layers of a model."""
+"""Names of modules before the layers of a model. `layernorm_embedding` lies before or after, by family."""
 
 _AFTER = re.compile(
-    r"embed_out|unembed\w*|de_?embed\w*|"
+    r"embed_out|unembed\w*|de_?embed\w*|embedding_norm|\w+_predictions|"
+    r"vocab_(projector|transform|layer_norm)|"
     r"norm|norm_f|norm_out|out_norm|(final|last|output|post)_?(layer_?norm|norm|ln|layer|linear|proj|conv)|"
     r"ln_(f|out|post|final)|layer_?norm|fc_norm|post_?layernorm|"
     r"heads?|\w+_heads?|head_\w+|classifier|fc|score|scores|logits|to_logits|lm_head|pooler|attn_pool|"
@@ -112,8 +114,14 @@ class Anatomy:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The numbered blocks that have keys, in the order of depth."""
-        return tuple(block for block in self.order if block[-1:].isdecimal())
+        """The numbered blocks that have keys, in the order of depth.
+
+        Where names alone tell, a number of its own is a layer, and `conv1` is one if there is no such number.
+        """
+        ending_so = [block for block in self.order if block[-1:].isdecimal()]
+        own = set() if isinstance(self.config, StructuralConfig) else set(self.config.blocks(self.convention))
+        layers = [block for block in ending_so if block in own or block.rpartition(".")[2].isdecimal()]
+        return tuple(layers or ending_so)
 
     def is_stack(self, key: str) -> bool:
         """Whether a key holds several experts, one for each place on its first axis."""
@@ -134,12 +142,14 @@ class Anatomy:
     def side(self, key: str) -> int | None:
         """0 for a key before the layers, 1 for one after them; None where its name does not tell.
 
-        Only a model with one stack of layers has a before and an after. The first word of a name that is
-        known decides.
+        Embeddings lie before all layers, and what writes tokens after them. Otherwise the first word of a
+        name that is known decides, where there is one stack of layers, or one that is nearest to the key.
         """
-        if len(set(map(tuple, self._stacks.values()))) != 1 or self.blocks.get(key, _OUTSIDE[0]) in _OUTSIDE:
+        if self.blocks[key] in _OUTSIDE:
             return None
-        return side_of(key)
+        if key in self._tokens:
+            return 0 if is_embedding(key) else 1
+        return side_of(key) if self._has_one_stack or self._is_near_one_stack(key) else None
 
     @cached_property
     def selected(self) -> dict[str, tuple[frozenset[str], int]]:
@@ -182,6 +192,25 @@ class Anatomy:
             row = sorted({block for blocks in stacks.values() for block in blocks}, key=order.__getitem__)
             return dict.fromkeys(stacks, row)
         return {stack: sorted(blocks, key=_depth(blocks, order)) for stack, blocks in stacks.items()}
+
+    @cached_property
+    def _tokens(self) -> Mapping[str, int]:
+        return token_tables({key: info.shape for key, info in self.infos.items()})
+
+    @cached_property
+    def _has_one_stack(self) -> bool:
+        return len(set(map(tuple, self._stacks.values()))) == 1
+
+    @cached_property
+    def _around_stacks(self) -> list[str]:
+        """The modules that hold the stacks of layers."""
+        stacks = dict.fromkeys(stack_and_number(key)[0] for key in self.keys if self.layer(key))
+        return list(dict.fromkeys(stack.rpartition(".")[0] for stack in stacks))
+
+    def _is_near_one_stack(self, key: str) -> bool:
+        """Whether a key shares more words with one stack than with any other."""
+        shared = sorted(shared_words(key, stack) for stack in self._around_stacks)
+        return len(shared) > 1 and shared[-1] > shared[-2]
 
     def _stack_of(self, key: str) -> tuple[str, str]:
         return self.components.get(key, ""), self.blocks.get(key, "").rpartition(".")[0]

@@ -16,7 +16,7 @@ def infer_blocks(keys: Iterable[str]) -> dict[str, str]:
     >>> infer_blocks(["model.layers.12.mlp.up.weight", "model.layers.12.mlp.down.weight", "head.weight"])
     {'model.layers.12.mlp.up.weight': '12', 'model.layers.12.mlp.down.weight': '12', 'head.weight': 'head'}
     """
-    placed = {key: _stack_and_number(key) for key in keys}
+    placed = {key: stack_and_number(key) for key in keys}
     names = _short_names({stack for stack, number in placed.values() if number})
     return {
         key: stack if not number else ".".join(filter(None, (names[stack], number)))
@@ -42,7 +42,7 @@ def blocks_beside(known: Mapping[str, str], others: Iterable[str]) -> dict[str, 
     for key, block in known.items():
         for module in _modules(key):
             inside.setdefault(module, set()).add(block)
-        stack, number = _stack_and_number(key)
+        stack, number = stack_and_number(key)
         if number:
             stem = block.removesuffix(number) if block.endswith(number) else None
             stems.setdefault(stack, set()).add(stem)
@@ -51,7 +51,7 @@ def blocks_beside(known: Mapping[str, str], others: Iterable[str]) -> dict[str, 
         around = next((inside[module] for module in _modules(key) if module in inside), set())
         if len(around) == 1:
             return next(iter(around))
-        stack, number = _stack_and_number(key)
+        stack, number = stack_and_number(key)
         if not number:
             return stack
         known_stems = stems.get(stack, {None})
@@ -76,7 +76,7 @@ def _modules(key: str) -> Iterator[str]:
         yield key
 
 
-def _stack_and_number(key: str) -> tuple[str, str]:
+def stack_and_number(key: str) -> tuple[str, str]:
     """`("model.layers", "12")`; for a key below no numbered layer its module and no number."""
     parts = key.split(".")
     for i, part in enumerate(parts[:-1]):

@@ -101,13 +101,15 @@ def test_the_first_norm_of_rwkv_lies_in_its_first_layer():
     assert value("blocks.0.ln0.weight") == value("emb.weight") == 0.25
 
 
-def test_two_towers_have_no_common_before_and_after():
+def test_of_two_towers_the_nearest_one_decides():
     keys = [
         f"{tower}.layers.{i}.mlp.weight"
         for tower in ("text", "vision")
         for i in range(LAYERS + (tower == "text"))
     ]
-    value = gradient(0, 1).over(Anatomy.of({key: torch.empty(3) for key in [*keys, "text.norm.weight"]}))
+    outside = {"text.norm.weight": 1, "vision.patch_embed.weight": 0, "text.embed_tokens.weight": 0}
+    value = gradient(0, 1).over(Anatomy.of({k: torch.empty(3, 2) for k in [*keys, *outside, "norm.weight"]}))
 
-    with pytest.raises(NoValueError, match=r"text\.norm\.weight"):
-        value("text.norm.weight")
+    assert {key: value(key) for key in outside} == outside
+    with pytest.raises(NoValueError, match=r"norm\.weight"):
+        value("norm.weight")
