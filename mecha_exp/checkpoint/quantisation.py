@@ -11,6 +11,7 @@ HQQ, EETQ, AQLM, ExLlama and nunchaku.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.sidecars import CONFIG, CONFIG_SECTIONS, config_beside
+from mecha_exp.errors import some
 
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
@@ -147,7 +149,8 @@ def codes_of(model: StateDictSource) -> list[Codes]:
 def quantisation_of(model: StateDictSource) -> Quantisation | None:
     """How the tensors of a model are quantised, or None where they are plain numbers; reads headers only."""
     if model.codes:
-        return Quantisation("Q8_0 (GGUF)", model.codes)
+        kinds = [kind for kind, _ in Counter(model.codes.values()).most_common()]
+        return Quantisation(f"{some(kinds, 3)} (GGUF)", tuple(model.codes))
     stored = {info.dtype for info in model.infos().values()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None

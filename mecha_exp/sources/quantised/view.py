@@ -23,7 +23,7 @@ DECODED = 1 << 20
 CACHED = 1 << 30
 """The bytes of stored tensors that are held at most, where a format has to be read as whole tensors."""
 
-OPTION = "on_quantised=dequantise (convert --dequantise) reads it exactly, each code times its scale."
+OPTION = "on_quantised=dequantise (convert --dequantise) reads it exactly, each code as the number it is."
 
 _Name = TypeVar("_Name")
 
@@ -132,7 +132,7 @@ def notes_on(sources: Collection[Source]) -> list[str]:
     views = [str(source) for source in sources if isinstance(source, DequantisedSource)]
     coded = [
         f"{source.name} is quantised: {quantisation_of(source)}. {_tensors(len(source.codes))} read as "
-        "float32, code times scale"
+        "float32, as the package gguf dequantises them"
         for source in sources
         if source.codes
     ]
