@@ -9,7 +9,7 @@ import torch
 
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, fill_by_units
-from mecha_exp.checkpoint.quantisation import quantisation_of, refusal
+from mecha_exp.checkpoint.quantisation import LAYERS, quantisation_of, refusal
 from mecha_exp.errors import CheckpointError, Problems, counted
 from mecha_exp.sources.quantised.layouts import Layout, layout_of
 from mecha_exp.sources.source import Source, SourceView
@@ -53,6 +53,10 @@ class DequantisedSource(SourceView):
         words += f"{_tensors(count)} read as float32, code times scale"
         scales = counted(dropped, "scale of activations is", "scales of activations are")
         return words + (f"; {scales} left out" if dropped else "")
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return {name: text for name, text in self._original.metadata.items() if name != LAYERS}
 
     def keys(self) -> Collection[str]:
         return self._keys.keys()
