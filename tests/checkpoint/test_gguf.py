@@ -156,6 +156,18 @@ def test_no_bytes_after_the_magic_do_harm(content: bytes):
             parse_header(opened)
 
 
+@given(st.integers(0, 330), st.binary(min_size=1, max_size=12), st.integers(0, 2))
+def test_no_change_of_a_file_of_codes_does_harm(place: int, change: bytes, cut: int):
+    content = bytearray(gguf_bytes({"w": (Q4_K, (2, 256), bytes(288)), "v": (Q8_0, (1, 32), bytes(34))}))
+    content[place : place + len(change)] = change
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(content[: len(content) - 40 * cut])
+        file.flush()
+        with contextlib.suppress(CheckpointError), open_stored(Path(file.name)) as model:
+            for key in model.keys():
+                assert model.read(key).shape == model.info(key).shape
+
+
 def test_a_file_that_changes_is_noticed(tmp_path: Path):
     path, _ = small_model(tmp_path / "model.gguf")
 

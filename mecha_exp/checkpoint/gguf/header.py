@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from mecha_exp.checkpoint.gguf.types import bytes_of, type_of
 from mecha_exp.checkpoint.positional import ReadableFile
 from mecha_exp.checkpoint.safetensors.header import MAX_TENSORS
-from mecha_exp.errors import CheckpointError, Problems, some
+from mecha_exp.errors import CheckpointError, some
 
 MAGIC = b"GGUF"
 GGUF_SUFFIX = ".gguf"
@@ -241,22 +241,19 @@ def _require_read(entries: list[tuple[str, tuple[int, ...], int, int]]) -> None:
     for name, _, kind, _ in entries:
         names.setdefault(kind, []).append(name)
     everything = {name for name, *_ in entries}
-    problems = Problems()
     for kind, of_kind in names.items():
         try:
             block = type_of(kind).block
         except CheckpointError as error:
-            problems.add(f"{some(of_kind, 3)}: {error}")
-            continue
-        scales = [name for name in map(_scale_of, of_kind) if block > 1 and name in everything]
-        if scales:
-            problems.add(
-                f"{some(scales, 3)} is a factor of the codes beside it, which is not read. Get the model in "
+            raise CheckpointError(f"{some(of_kind, 3)}: {error}") from None
+        factors = [name for name in map(_factor_of, of_kind) if block > 1 and name in everything]
+        if factors:
+            raise CheckpointError(
+                f"{some(factors, 3)} is a factor of the codes beside it, which is not read. Get the model in "
                 "another type, such as that which it was quantised from."
             )
-    problems.raise_as(CheckpointError)
 
 
-def _scale_of(name: str) -> str:
+def _factor_of(name: str) -> str:
     """The name of the tensor by which llama.cpp multiplies what a matrix of NVFP4 or of BitNet gives."""
     return name.removesuffix(".weight") + ".scale"
