@@ -38,7 +38,7 @@ docs: .venv/.test ## install what builds the documentation as a site, then build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 hf: .venv/.test ## install what the extras need, then measure, load and run merged models with it
-	@$(INSTALL) -e '.[hub,evaluators,s3,gs,launchers]' gguf 'moto[s3]' gcp-storage-emulator 'psycopg[binary]'
+	@$(INSTALL) -e '.[hub,evaluators,s3,gs,launchers]' 'moto[s3]' gcp-storage-emulator 'psycopg[binary]'
 	$(BIN)/python .ci/families.py
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m libraries
 

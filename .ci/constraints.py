@@ -111,7 +111,6 @@ def main() -> None:
         "setuptools",
         *HELD,
         ".[test,docs,train,hub,evaluators,s3,launchers]",
-        "gguf",
         "moto[s3]",
         "psycopg[binary]",
     ]

@@ -1,4 +1,4 @@
-"""Families of models: the keys of classes of transformers as they are merged, block by block and row by row."""
+"""Families of models: keys of classes of transformers as they are merged, by block and by row."""
 
 import pytest
 import torch
@@ -69,8 +69,15 @@ def test_biases_of_a_layer_have_the_strength_of_the_layer(qwens, alpha, first, s
 
 
 def test_an_ablation_leaves_whole_layers_out_and_has_no_point_that_changes_nothing(qwens, as_a_user):
-    words = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.5")
-    outcome = as_a_user(*words, "sweep=leave_one_block_out", "evaluator=none", "tracking=none", "-m", cwd=qwens)
+    words = (
+        "recipe=weighted_sum",
+        "models.base=a.safetensors",
+        "models.experts=[b.safetensors]",
+        "alpha=0.5",
+    )
+    outcome = as_a_user(
+        *words, "sweep=leave_one_block_out", "evaluator=none", "tracking=none", "-m", cwd=qwens
+    )
 
     assert outcome.status == 0, outcome.err
     found = {}
@@ -86,7 +93,12 @@ def test_an_ablation_leaves_whole_layers_out_and_has_no_point_that_changes_nothi
 def test_keys_in_no_block_are_named_before_any_work(tmp_path, as_a_user):
     for seed, name in enumerate("ab"):
         write_qwen(tmp_path / f"{name}.safetensors", seed, **{"score.weight": (3, 8)})
-    words = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "blocks.0=0.1")
+    words = (
+        "recipe=weighted_sum",
+        "models.base=a.safetensors",
+        "models.experts=[b.safetensors]",
+        "blocks.0=0.1",
+    )
     outcome = as_a_user(*words, "alpha=0.5", "evaluator=none", "tracking=none", "output=none", cwd=tmp_path)
     strict = as_a_user(*words, "alpha=0.5", "engine.strict=true", "output=none", cwd=tmp_path)
     named = as_a_user(*words, "+blocks.score=0.2", "engine.strict=true", "output=none", cwd=tmp_path)

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -36,14 +37,15 @@ class StateDictSource(ABC):
         path: the file or folder that the user named; None for a state dict in memory.
         files: the files that hold the tensors.
         identity: a value that differs once a file was changed or replaced; None where nothing tells.
-        codes: the keys that are stored as codes and read as the numbers that these stand for.
+        codes: the keys that are stored as codes and read as the numbers that these stand for, each with the
+            name of its type.
     """
 
     name: str
     path: Path | None
     files: tuple[Path, ...]
     identity: tuple[str | int, ...] | None
-    codes: tuple[str, ...] = ()
+    codes: Mapping[str, str] = MappingProxyType({})
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -250,9 +252,11 @@ class JoinedModel(ListedSource):
                 self._add({prefix + key: places[model._places[key]] for key in keys}, model)
             else:
                 self._add(dict.fromkeys([prefix + key for key in keys], (model, prefix)), model)
-        self.codes = tuple(
-            key for key, (model, prefix) in self._places.items() if key[len(prefix) :] in model.codes
-        )
+        self.codes = {
+            key: model.codes[key[len(prefix) :]]
+            for key, (model, prefix) in self._places.items()
+            if key[len(prefix) :] in model.codes
+        }
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -11,6 +11,8 @@ HQQ, EETQ, AQLM, ExLlama and nunchaku.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,16 @@ from typing import Any, NamedTuple
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.sidecars import CONFIG_SECTIONS, config_beside
+from mecha_exp.errors import CheckpointError, some
 from mecha_exp.families import CONFIG
 
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 _MX_SCALES = ("U8", "F8_E8M0")
+SCALED_FP8 = "scaled fp8 (ComfyUI)"
+COMFY_QUANT = "comfy_quant (ComfyUI)"
+LAYERS = "_quantization_metadata"
+"""The field of the metadata in which files of ComfyUI describe layers, if not in a `comfy_quant` for each."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class _Companion(NamedTuple):
         format: the format that the pair tells.
         suffix: the end of the companion's key.
         codes: the end of the codes' key.
-        dtypes: the stored dtypes that the codes may have.
+        dtypes: the stored dtypes that the codes may have; empty for any.
         own: the stored dtypes that the companion may have; empty for any.
     """
 
@@ -64,7 +71,8 @@ class _Companion(NamedTuple):
 
 
 _COMPANIONS = (
-    _Companion("scaled fp8 (ComfyUI)", ".scale_weight", ".weight", FP8),
+    _Companion(COMFY_QUANT, ".comfy_quant", ".weight", ()),
+    _Companion(SCALED_FP8, ".scale_weight", ".weight", FP8),
     _Companion("fp8 in blocks (DeepSeek, transformers)", ".weight_scale_inv", ".weight", FP8),
     _Companion("MXFP8", ".weight_scale", ".weight", FP8, _MX_SCALES),
     _Companion("scaled fp8 (compressed-tensors, ModelOpt)", ".weight_scale", ".weight", FP8),
@@ -112,7 +120,7 @@ class Codes(NamedTuple):
     Attributes:
         format: the name of the format.
         key: of the codes.
-        companion: the key of the tensor beside them.
+        companion: the key of the tensor beside them, or `LAYERS`.
     """
 
     format: str
@@ -142,13 +150,36 @@ def codes_of(model: StateDictSource) -> list[Codes]:
         if key.endswith(_SUFFIXES):
             for rank, codes in _told_by(key, infos):
                 by_key.setdefault(codes.key, []).append((rank, codes))
+    for module in layers_of(model):
+        if f"{module}.weight" in infos:
+            codes = Codes(COMFY_QUANT, f"{module}.weight", LAYERS)
+            by_key.setdefault(codes.key, []).append((_FORMATS.index(COMFY_QUANT), codes))
     return [min(by_key[key])[1] for key in infos if key in by_key]
+
+
+def layers_of(model: StateDictSource) -> Mapping[str, Any]:
+    """The layers that the metadata of a file of ComfyUI describe; empty where they describe none.
+
+    Raises:
+        CheckpointError: they are not the JSON `{"layers": {name: description}}`.
+    """
+    text = model.metadata.get(LAYERS)
+    if text is None:
+        return {}
+    try:
+        layers = json.loads(text)["layers"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        layers = None
+    if not isinstance(layers, dict):
+        raise CheckpointError(f"{model.name}: the field {LAYERS} of its metadata does not describe layers.")
+    return layers
 
 
 def quantisation_of(model: StateDictSource) -> Quantisation | None:
     """How the tensors of a model are quantised, or None where they are plain numbers; reads headers only."""
     if model.codes:
-        return Quantisation("Q8_0 (GGUF)", model.codes)
+        kinds = [kind for kind, _ in Counter(model.codes.values()).most_common()]
+        return Quantisation(f"{some(kinds, 3)} (GGUF)", tuple(model.codes))
     stored = {info.dtype for info in model.infos().values()}
     if stored.isdisjoint((*INTEGERS, *FP8)):
         return None
@@ -156,7 +187,7 @@ def quantisation_of(model: StateDictSource) -> Quantisation | None:
     for codes in codes_of(model):
         companions.setdefault(codes.format, []).append(codes.companion)
     if markers := [key for key in model.keys() if is_marker(key)]:
-        companions.setdefault(_FORMATS[0], []).extend(markers)
+        companions.setdefault(SCALED_FP8, []).extend(markers)
     if companions:
         ranked = sorted(companions, key=lambda name: (-len(companions[name]), _FORMATS.index(name)))
         return Quantisation(ranked[0], tuple(companions[ranked[0]]))
@@ -178,6 +209,6 @@ def _told_by(key: str, infos: Mapping[str, TensorInfo]) -> Iterator[tuple[int, C
     for rank, companion in enumerate(_COMPANIONS):
         if key.endswith(companion.suffix) and (not companion.own or infos[key].dtype in companion.own):
             codes = key.removesuffix(companion.suffix) + companion.codes
-            if codes in infos and infos[codes].dtype in companion.dtypes:
+            if codes in infos and (not companion.dtypes or infos[codes].dtype in companion.dtypes):
                 yield rank, Codes(companion.format, codes, key)
                 return

@@ -4,7 +4,9 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-F32, F16, Q8_0, Q4_K, BF16 = 0, 1, 8, 12, 30
+import torch
+
+F32, F16, Q4_0, Q8_0, Q4_K, Q8_K, BF16, NVFP4 = 0, 1, 2, 8, 12, 15, 30, 40
 Value = str | int | list[str]
 
 
@@ -37,6 +39,12 @@ def gguf_bytes(
         head += struct.pack("<IQ", kind, len(data))
         data += raw + bytes(-len(raw) % alignment)
     return head + bytes(-len(head) % alignment) + data
+
+
+def numbers_of_q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    """The numbers of blocks of Q8_0, uint8 [blocks, 34]: a scale in float16, then 32 codes of a byte each."""
+    scales = blocks[:, :2].contiguous().view(torch.float16).float()
+    return (blocks[:, 2:].contiguous().view(torch.int8).float() * scales).flatten()
 
 
 def write_gguf(path: Path, *arguments: object, **more: object) -> Path:

@@ -26,6 +26,7 @@ class Quantised:
         tensors: the stored ones.
         weight: the numbers, float32.
         config: the `quantization_config`; empty for none.
+        metadata: of the file.
         key: of the weight in the plain model.
     """
 
@@ -34,13 +35,14 @@ class Quantised:
     weight: Tensor
     config: dict[str, Any] = field(default_factory=dict)
     key: str = "a.weight"
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: Path, **more: Tensor) -> Path:
         """Write a folder with the layer and other tensors; returns the path of the file."""
         folder.mkdir(parents=True, exist_ok=True)
         content = {"torch_dtype": "bfloat16"} | ({"quantization_config": self.config} if self.config else {})
         (folder / "config.json").write_text(json.dumps(content))
-        save_file(self.tensors | more, folder / "model.safetensors")
+        save_file(self.tensors | more, folder / "model.safetensors", metadata=self.metadata)
         return folder / "model.safetensors"
 
 
@@ -72,11 +74,42 @@ def fp8_with_scales(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Quantis
     return Quantised("scaled fp8 (compressed-tensors, ModelOpt)", tensors, codes.float() * groups)
 
 
-def fp8_of_comfyui_by_layer() -> Quantised:
-    layer = fp8_with_scales(1, dtype=torch.float32)
-    described = torch.frombuffer(bytearray(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8)
-    tensors = {key: tensor for key, tensor in layer.tensors.items() if key != "a.k_scale"}
-    return Quantised(layer.format, tensors | {"a.comfy_quant": described}, layer.weight)
+def json_of(content: object) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+
+
+def fp8_of_comfyui_by_layer(dtype: torch.dtype = FP8) -> Quantised:
+    codes, scale = (_random(48, 80) * 50).to(dtype), torch.tensor(0.0123)
+    described = {"format": str(dtype).removeprefix("torch."), "full_precision_matrix_mult": True}
+    tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": json_of(described)}
+    return Quantised("comfy_quant (ComfyUI)", tensors, codes.float() * scale)
+
+
+def int8_of_comfyui(*scales: int, in_metadata: bool = False) -> Quantised:
+    codes, scale = _whole(-128, 128, 48, 80).to(torch.int8), _scales(*scales)
+    tensors, described = {"a.weight": codes, "a.weight_scale": scale}, {"format": "int8_tensorwise"}
+    metadata = {"_quantization_metadata": json.dumps({"layers": {"a": described}})} if in_metadata else {}
+    tensors |= {} if in_metadata else {"a.comfy_quant": json_of(described)}
+    return Quantised("comfy_quant (ComfyUI)", tensors, codes.float() * scale, metadata=metadata)
+
+
+def hadamard(size: int) -> Tensor:
+    """ConvRot's matrix in float64, entry by entry: a factor of -1 where two digits of base 4 add up to 3."""
+    rows, columns = torch.arange(size)[:, None], torch.arange(size)
+    signs = torch.ones(size, size, dtype=torch.float64)
+    for digit in range(8):
+        signs *= 1 - 2.0 * ((rows >> 2 * digit) % 4 + (columns >> 2 * digit) % 4 == 3)
+    return signs / size**0.5
+
+
+def rotated_of_comfyui(group: int | None, scales: tuple[int, ...] = (6, 1), section: str = "") -> Quantised:
+    size = group or 256
+    codes, scale = _whole(-128, 128, 6, 3 * size).to(torch.int8), _scales(*scales)
+    option = {"convrot": True} | ({"convrot_groupsize": group} if group else {})
+    described = {"format": "int8_tensorwise", **({section: option} if section else option)}
+    turned = (codes.double().view(6, 3, size) @ hadamard(size)).view(6, -1)
+    tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": json_of(described)}
+    return Quantised("comfy_quant (ComfyUI)", tensors, (turned * scale.double()).float())
 
 
 def fp8_blocks(
@@ -203,6 +236,16 @@ READ: dict[str, Callable[[], Quantised]] = {
     "scaled fp8 e4m3": fp8_of_comfyui,
     "scaled fp8 e5m2": lambda: fp8_of_comfyui(torch.float8_e5m2),
     "fp8 by ComfyUI's layers": fp8_of_comfyui_by_layer,
+    "fp8 e5m2 by ComfyUI's layers": lambda: fp8_of_comfyui_by_layer(torch.float8_e5m2),
+    "int8 by ComfyUI's layers": lambda: int8_of_comfyui(1),
+    "int8 by ComfyUI's layers, by row": lambda: int8_of_comfyui(48, 1),
+    "int8 by ComfyUI's metadata": lambda: int8_of_comfyui(48, 1, in_metadata=True),
+    "rotated int8 of ComfyUI": lambda: rotated_of_comfyui(None),
+    "rotated int8 of ComfyUI, one scale": lambda: rotated_of_comfyui(256, ()),
+    "rotated int8 of ComfyUI, groups of 4": lambda: rotated_of_comfyui(4),
+    "rotated int8 of ComfyUI, groups of 16": lambda: rotated_of_comfyui(16, section="params"),
+    "rotated int8 of ComfyUI, groups of 64": lambda: rotated_of_comfyui(64),
+    "rotated int8 of ComfyUI, groups of 1024": lambda: rotated_of_comfyui(1024),
     "fp8 by tensor": lambda: fp8_with_scales(1),
     "fp8 by row": lambda: fp8_with_scales(48, 1),
     "fp8 by row, one axis": lambda: fp8_with_scales(48, dtype=torch.float32),

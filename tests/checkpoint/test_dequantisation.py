@@ -6,13 +6,23 @@ import json
 import math
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantised_files import READ, Quantised, fp8_of_comfyui, gptq
+from quantised_files import (
+    READ,
+    Quantised,
+    fp8_of_comfyui,
+    fp8_of_comfyui_by_layer,
+    gptq,
+    int8_of_comfyui,
+    json_of,
+    rotated_of_comfyui,
+)
 from safetensors.torch import load_file, save_file
 from test_quantisation import FILES
 
@@ -83,24 +93,27 @@ def test_bytes_need_not_begin_with_a_number(tmp_path: Path) -> None:
     assert bytes(read) == expected[3:13]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("name", READ)
-def test_a_mix_with_a_plain_model_is_that_of_the_numbers(name: str, tmp_path: Path) -> None:
+def test_a_mix_with_a_plain_model_is_that_of_the_numbers(name: str, is_first: bool, tmp_path: Path) -> None:
     layer = READ[name]()
     rest = {key: tensor for key, tensor in layer.tensors.items() if key.endswith(".bias")}
     other = torch.randn(layer.weight.shape).bfloat16()
     save_file({layer.key: other, **rest}, tmp_path / "plain.safetensors")
     stored = layer.save(tmp_path / "quantised")
-    recipe = mx.weighted_sum(str(stored), str(tmp_path / "plain.safetensors"), alpha=0.25)
+    inputs = [str(stored), str(tmp_path / "plain.safetensors")]
+    numbers = [{layer.key: layer.weight, **rest}, {layer.key: other, **rest}]
+    step = 1 if is_first else -1
 
-    merged = mx.merge(recipe, options=DEQUANTISE)
+    merged = mx.merge(mx.weighted_sum(*inputs[::step], alpha=0.25), options=DEQUANTISE)
 
     assert merged.keys() == {layer.key, *rest}
-    dense = mx.merge(
-        mx.weighted_sum({layer.key: layer.weight, **rest}, {layer.key: other, **rest}, alpha=0.25)
-    )
-    assert merged[layer.key].dtype is torch.float32
-    assert torch.equal(merged[layer.key], dense[layer.key])
-    torch.testing.assert_close(dense[layer.key], 0.75 * layer.weight + 0.25 * other.float())
+    dense = mx.merge(mx.weighted_sum(*numbers[::step], alpha=0.25))[layer.key]
+    assert merged[layer.key].dtype is (torch.float32 if is_first else torch.bfloat16)
+    assert torch.equal(merged[layer.key], dense)
+    alpha = 0.25 if is_first else 0.75
+    expected = (1 - alpha) * layer.weight + alpha * other.float()
+    torch.testing.assert_close(dense, expected.to(dense.dtype), rtol=2**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("on_missing", ["error", "skip", "base"])
@@ -196,7 +209,26 @@ def broken(**changes: torch.Tensor | None) -> Quantised:
 def changed(layer: Quantised, config: dict[str, object] | None = None, **more: torch.Tensor) -> Quantised:
     plain = {name.replace("__", "."): tensor for name, tensor in more.items()}
     names = {name.replace("bytes.nf4", "bytes__nf4"): tensor for name, tensor in plain.items()}
-    return Quantised(layer.format, layer.tensors | names, layer.weight, layer.config | (config or {}))
+    return replace(layer, tensors=layer.tensors | names, config=layer.config | (config or {}))
+
+
+def without(tensors: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name != key}
+
+
+def described(content: object, **more: torch.Tensor) -> Quantised:
+    """An int8 layer with another description by ComfyUI."""
+    return changed(int8_of_comfyui(48, 1), a__comfy_quant=json_of(content), **more)
+
+
+def rotated(group: object, *shape: int) -> Quantised:
+    content = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": group}
+    codes = torch.zeros(shape or (8, 64), dtype=torch.int8)
+    return described(content, a__weight=codes, a__weight_scale=torch.ones(()))
+
+
+def with_metadata(text: str) -> Quantised:
+    return replace(int8_of_comfyui(48, 1, in_metadata=True), metadata={"_quantization_metadata": text})
 
 
 INEXACT = {
@@ -259,6 +291,58 @@ INEXACT = {
         changed(READ["NF4"](), a__weight__quant_state__bitsandbytes__nf4=torch.zeros(4, dtype=torch.uint8)),
         "is not JSON",
     ),
+    "ComfyUI's nvfp4": (described({"format": "nvfp4"}), "a is 'nvfp4' of ComfyUI, and float8_e4m3fn, "),
+    "ComfyUI's mxfp8": (described({"format": "mxfp8"}), "a is 'mxfp8' of ComfyUI"),
+    "ComfyUI's rotated int4": (described({"format": "convrot_w4a4"}), "a is 'convrot_w4a4' of ComfyUI"),
+    "ComfyUI's layer of no format": (described({}), "a is None of ComfyUI"),
+    "ComfyUI's layer of two formats": (described({"format": ["nvfp4"]}), "a is ['nvfp4'] of ComfyUI"),
+    "ComfyUI's list of formats": (
+        described(["int8_tensorwise"]),
+        "a.comfy_quant does not describe a in JSON",
+    ),
+    "ComfyUI's broken JSON": (
+        changed(int8_of_comfyui(1), a__comfy_quant=torch.full((9,), 200, dtype=torch.uint8)),
+        "a.comfy_quant does not describe a in JSON",
+    ),
+    "ComfyUI's fp8 that is int8": (
+        described({"format": "float8_e5m2"}),
+        "a.weight is I8, and ComfyUI's float8_e5m2 is F8_E5M2",
+    ),
+    "ComfyUI's int8 in bfloat16": (
+        described({"format": "int8_tensorwise"}, a__weight=torch.zeros(48, 80).bfloat16()),
+        "a.weight is BF16, and ComfyUI's int8_tensorwise is I8",
+    ),
+    "ComfyUI's int8 without a scale": (
+        replace(int8_of_comfyui(1), tensors=without(int8_of_comfyui(1).tensors, "a.weight_scale")),
+        "a.weight_scale is missing",
+    ),
+    "ComfyUI's int8 with a scale for each column or row": (
+        described({"format": "int8_tensorwise"}, a__weight_scale=torch.ones(48)),
+        "a.weight_scale [48] is neither one scale nor one for each row of [48, 80]",
+    ),
+    "ComfyUI's rotation of no power of 4": (
+        rotated(32),
+        "is rotated in groups of 32, which is not a power of 4",
+    ),
+    "ComfyUI's rotation of one": (rotated(1), "is rotated in groups of 1, which is not a power of 4"),
+    "ComfyUI's rotation of words": (rotated("64"), "a has the convrot_groupsize '64'"),
+    "ComfyUI's rotation of a huge group": (rotated(4**40), f"is rotated in groups of {4**40}"),
+    "ComfyUI's rotation of half a group": (
+        rotated(64, 8, 96),
+        "a.weight [8, 96] does not consist of rotated groups of 64",
+    ),
+    "ComfyUI's rotation of a convolution": (
+        rotated(64, 8, 64, 1, 1),
+        "a.weight [8, 64, 1, 1] does not consist of rotated groups of 64",
+    ),
+    "ComfyUI's description of other layers": (
+        with_metadata('{"layers": {"a": {"format": "int8_tensorwise"}, "b": {}}}'),
+        "its metadata describe b, which it does not have",
+    ),
+    "ComfyUI's description of a layer by a word": (
+        with_metadata('{"layers": {"a": "int8_tensorwise"}}'),
+        "_quantization_metadata does not describe a in JSON",
+    ),
     "a plain weight beside the codes": (
         changed(gptq(), a__weight=torch.zeros(64, 96)),
         "a.weight is there beside a.qweight",
@@ -278,6 +362,47 @@ def test_what_cannot_be_read_exactly_is_refused_with_the_reason(name: str, tmp_p
     assert "It cannot be read exactly: " in str(error.value)
     assert reason in str(error.value)
     assert "Use the model as it was before it was quantised" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"layers": []}', "[" * 100_000])
+def test_metadata_that_describe_no_layers_are_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    stored = str(with_metadata(text).save(tmp_path))
+
+    with pytest.raises(CheckpointError, match=r"the field _quantization_metadata of its metadata does not"):
+        mx.merge(mx.weighted_sum(stored, stored), options=DEQUANTISE)
+
+
+def test_rotated_codes_need_their_description_to_be_what_they_are(tmp_path: Path) -> None:
+    layer = rotated_of_comfyui(64)
+    with opened(layer, tmp_path / "rotated") as source:
+        turned_back = source.read("a.weight")
+    plain = {"format": "int8_tensorwise"}
+    with opened(changed(layer, a__comfy_quant=json_of(plain)), tmp_path / "as_it_is") as source:
+        as_it_is = source.read("a.weight")
+
+    assert not torch.allclose(turned_back, as_it_is, rtol=0.1)
+    torch.testing.assert_close(turned_back.norm(), as_it_is.norm())
+
+
+def test_fp8_that_comfyui_does_not_describe_is_plain_numbers(tmp_path: Path) -> None:
+    more = torch.tensor([[1.5, -2.0]]).to(torch.float8_e4m3fn)
+    layer = changed(fp8_of_comfyui_by_layer(), b__weight=more)
+
+    with opened(layer, tmp_path) as source:
+        assert source.keys() == {"a.weight", "b.weight"}
+        assert torch.equal(source.read("b.weight").float(), more.float())
+
+
+def test_a_dequantised_copy_describes_no_layers(tmp_path: Path, registries: None) -> None:
+    register(from_yaml("identifier: one-a\ncomponents: {m: {keys: {a.weight: [48, 80]}, blocks: A}}"))
+    layer = int8_of_comfyui(48, 1, in_metadata=True)
+    output = tmp_path / "out.safetensors"
+
+    convert.main([str(layer.save(tmp_path)), "--to", "one-a", "-o", str(output), "--dequantise"])
+
+    with open_stored(output) as model:
+        assert "_quantization_metadata" not in model.metadata
+        assert torch.equal(model.read("a.weight"), layer.weight)
 
 
 def scaled_flux(path: Path) -> list[str]:

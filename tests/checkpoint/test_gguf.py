@@ -1,14 +1,18 @@
-"""GGUF files: plain numbers and Q8_0 are read exactly, in parts; what is not read is refused."""
+"""GGUF files: plain numbers and codes are read exactly, in parts; what is not read is refused."""
 
 import contextlib
+import os
+import re
 import struct
+import sys
 import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import BF16, F16, F32, Q4_K, Q8_0, gguf_bytes, write_gguf
+from gguf_files import BF16, F16, F32, NVFP4, Q4_K, Q8_0, Q8_K, gguf_bytes, numbers_of_q8_0, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from state_dicts import as_bytes
@@ -16,7 +20,9 @@ from state_dicts import as_bytes
 from mecha_exp import EngineOptions, merge, weighted_sum
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.checkpoint.gguf.header import parse_header
-from mecha_exp.checkpoint.gguf.types import decode_q8_0, encode_q8_0
+from mecha_exp.checkpoint.gguf.model import GgufModel
+from mecha_exp.checkpoint.gguf.types import encode_q8_0, type_of
+from mecha_exp.checkpoint.positional import PositionalFile
 from mecha_exp.checkpoint.safetensors.header import open_regular
 from mecha_exp.errors import CheckpointError
 
@@ -33,7 +39,7 @@ def small_model(path: Path, seed: int = 0) -> tuple[Path, dict[str, torch.Tensor
         "blk.0.ffn_up.weight": (BF16, (2, 3, 4), as_bytes(brain)),
         "output_norm.weight": (F32, (7,), as_bytes(plain)),
     }
-    values = [half, decode_q8_0(blocks).reshape(6, 96), brain, plain]
+    values = [half, numbers_of_q8_0(blocks).reshape(6, 96), brain, plain]
     fields = {"llama.block_count": 1, "tokenizer.ggml.tokens": ["<s>", "ä", ""], "mecha_origin": "{}"}
     return write_gguf(path, tensors, fields), dict(zip(tensors, values, strict=True))
 
@@ -84,10 +90,23 @@ def test_a_file_with_as_many_tensors_as_a_brace_is_no_safetensors_file(tmp_path:
     ("content", "message"),
     [
         (
-            gguf_bytes({"w": (Q4_K, (256,), bytes(144))}),
-            r"1 tensor is Q4_K \('w'\), which is not read\.",
+            gguf_bytes({"w": (Q8_K, (256,), bytes(292)), "v": (Q8_K, (256,), bytes(292))}),
+            r"w, v: gguf [\d.]+ cannot dequantise the type Q8_K\. Get the model in another type",
         ),
-        (gguf_bytes({"w": (99, (1,), bytes(4))}), r"1 tensor is of the unknown type 99"),
+        (
+            gguf_bytes({"w": (99, (1,), bytes(4))}),
+            r"w: the type 99 is not known to gguf [\d.]+: pip install --upgrade gguf\.",
+        ),
+        (
+            gguf_bytes({"a.weight": (NVFP4, (64,), bytes(36)), "a.scale": (F32, (1,), bytes(4))}),
+            r"a\.scale is a factor of the codes beside it, which is not read\. Get the model in another type",
+        ),
+        (gguf_bytes({"w": (Q4_K, (512,), bytes(287))})[:-1], r"'w' does not lie where its header says"),
+        (
+            gguf_bytes({"w": (Q4_K, (3, 128), bytes(288))}),
+            r"'w' of shape \[3, 128\] has rows that are not whole blocks of 256",
+        ),
+        (gguf_bytes({"w": (Q4_K, (), bytes(144))}), r"'w' of shape \[\] has rows that are not whole"),
         (
             gguf_bytes({}, {"split.count": 3}),
             r"one of 3 parts of a model\. Join them first: llama-gguf",
@@ -137,6 +156,18 @@ def test_no_bytes_after_the_magic_do_harm(content: bytes):
             parse_header(opened)
 
 
+@given(st.integers(0, 330), st.binary(min_size=1, max_size=12), st.integers(0, 2))
+def test_no_change_of_a_file_of_codes_does_harm(place: int, change: bytes, cut: int):
+    content = bytearray(gguf_bytes({"w": (Q4_K, (2, 256), bytes(288)), "v": (Q8_0, (1, 32), bytes(34))}))
+    content[place : place + len(change)] = change
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(content[: len(content) - 40 * cut])
+        file.flush()
+        with contextlib.suppress(CheckpointError), open_stored(Path(file.name)) as model:
+            for key in model.keys():
+                assert model.read(key).shape == model.info(key).shape
+
+
 def test_a_file_that_changes_is_noticed(tmp_path: Path):
     path, _ = small_model(tmp_path / "model.gguf")
 
@@ -146,13 +177,104 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path):
             model.check_unchanged()
 
 
-@pytest.mark.libraries
+def read_by_gguf(raw: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray | None:
+    """Numbers by the package; None where it cannot dequantise the type."""
+    try:
+        with np.errstate(all="ignore"):
+            return gguf.dequantize(raw, kind)
+    except NotImplementedError:
+        return None
+
+
+@pytest.mark.parametrize("kind", gguf.GGMLQuantizationType, ids=lambda kind: kind.name)
+def test_each_type_of_the_package_is_read_as_by_it_or_refused(
+    kind: gguf.GGMLQuantizationType, tmp_path: Path
+):
+    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = 3, 512 * 200
+    raw = np.random.default_rng(kind).integers(0, 256, (rows, columns // block * nbytes), dtype=np.uint8)
+    path = write_gguf(tmp_path / "model.gguf", {"w": (int(kind), (rows, columns), raw.tobytes())})
+    expected = read_by_gguf(raw, kind) if block > 1 else raw
+    if expected is None:
+        with pytest.raises(CheckpointError, match=rf"w: gguf [\d.]+ cannot dequantise .* {kind.name}\."):
+            open_stored(path)
+        return
+    whole = expected.tobytes()
+
+    with open_stored(path) as model:
+        assert model.info("w").shape == (rows, columns)
+        assert dict(model.codes) == ({"w": kind.name} if block > 1 else {})
+        assert as_bytes(model.read("w")) == whole
+        for start, stop in [(0, 4), (1, 3), (1021, 1030), (len(whole) // 3 + 1, len(whole) - 7)]:
+            view = bytearray(stop - start)
+            model.read_bytes_into("w", start, memoryview(view))
+            assert bytes(view) == whole[start:stop]
+
+
+def test_the_page_names_the_types_that_are_read():
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    listed = page[page.index("All types that the package") : page.index("A file with codes is")]
+
+    sizes = gguf.GGML_QUANT_SIZES.items()
+    coded = {kind: np.zeros((1, nbytes), dtype=np.uint8) for kind, (block, nbytes) in sizes if block > 1}
+
+    assert {*re.findall(r"[A-Z]+\d\w*", listed)} == {
+        kind.name for kind, raw in coded.items() if read_by_gguf(raw, kind) is not None
+    }
+
+
+class CountedFile(PositionalFile):
+    """A file that remembers the largest part that was read."""
+
+    largest = 0
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        self.largest = max(self.largest, len(view))
+        super().read_into(offset, view)
+
+
+def test_a_large_tensor_is_read_in_small_parts(tmp_path: Path):
+    blocks = 1 << 14
+    path = write_gguf(tmp_path / "m.gguf", {"w": (Q4_K, (blocks * 256,), bytes(blocks * 144))})
+    file = CountedFile(path, os.O_RDONLY)
+
+    with GgufModel(path, file) as model:
+        file.largest = 0
+        assert model.read("w").count_nonzero() == 0
+
+    assert 0 < file.largest < blocks * 144 // 10
+
+
+def test_codes_without_the_package_are_refused_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plain = write_gguf(tmp_path / "plain.gguf", {"v": (F32, (1,), bytes(4))})
+    path = write_gguf(tmp_path / "codes.gguf", {"w": (Q4_K, (256,), bytes(144))})
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    type_of.cache_clear()
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"codes\.gguf: w: codes are read by the package gguf, .*: pip install 'mecha_exp\[gguf\]'\.",
+    ):
+        open_stored(path)
+    with open_stored(plain) as model:
+        assert model.read("v").item() == 0
+
+
+def test_several_types_are_named_the_most_used_first(tmp_path: Path):
+    codes = {f"w{i}": (Q4_K, (256,), bytes(144)) for i in range(2)}
+    path = write_gguf(tmp_path / "m.gguf", {"v": (Q8_0, (32,), bytes(34)), **codes})
+
+    with pytest.raises(CheckpointError, match=r"is quantised: Q4_K, Q8_0 \(GGUF\), by 'v' and 2 more"):
+        merge(weighted_sum(path, path))
+
+
 def test_files_and_numbers_are_those_of_the_package_gguf(tmp_path: Path):
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(0)
     numbers = np.concatenate([rng.standard_normal((3, 64)) * scale for scale in (1e-6, 1, 1e4)]).astype("f4")
     numbers[0, :32], numbers[1, :4] = 0, (0.5, -0.5, 1.5, 127)
-    kinds = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0")}
+    kinds = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1")}
     writer = gguf.GGUFWriter(str(tmp_path / "model.gguf"), "llama")
     writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
     writer.add_bool("a.flag", True)

@@ -4,15 +4,16 @@ import shlex
 import struct
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
-from gguf_files import BF16, F16, F32, Q8_0, write_gguf
+from gguf_files import BF16, F16, F32, Q4_0, Q4_K, Q8_0, numbers_of_q8_0, write_gguf
 from state_dicts import as_bytes, numbers_of
 
 from mecha_exp import EngineOptions, Job, merge, merge_many, weighted_sum
 from mecha_exp.checkpoint import Destination
 from mecha_exp.checkpoint.gguf.model import GgufModel
-from mecha_exp.checkpoint.gguf.types import decode_q8_0, encode_q8_0
+from mecha_exp.checkpoint.gguf.types import encode_q8_0
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import call
@@ -31,10 +32,11 @@ def llama(path: Path, seed: int, kind: int = F16, alignment: int = 32) -> Path:
         F16: lambda t: t.half(),
         BF16: lambda t: t.bfloat16(),
         Q8_0: lambda t: encode_q8_0(t.flatten()),
+        Q4_0: lambda t: torch.from_numpy(gguf.quantize(t.numpy(), gguf.GGMLQuantizationType.Q4_0)),
     }[kind]
     tensors = {name: (kind, tuple(t.shape), as_bytes(encode(t))) for name, t in numbers.items()}
     tensors["output_norm.weight"] = (F32, (5,), as_bytes(torch.randn(5)))
-    fields = {"llama.block_count": 1, "general.file_type": {F32: 0, F16: 1, Q8_0: 7, BF16: 32}[kind]}
+    fields = {"llama.block_count": 1, "general.file_type": {F32: 0, F16: 1, Q4_0: 2, Q8_0: 7, BF16: 32}[kind]}
     fields |= {"tokenizer.ggml.tokens": TOKENS, "general.alignment": alignment}
     return write_gguf(path, tensors, fields, alignment=alignment)
 
@@ -70,7 +72,7 @@ def test_codes_are_the_nearest_to_the_merged_numbers(tmp_path: Path):
         if tensor.ndim == 1:
             assert torch.equal(written[key], tensor)
             continue
-        assert torch.equal(written[key].flatten(), decode_q8_0(encode_q8_0(tensor.flatten())))
+        assert torch.equal(written[key].flatten(), numbers_of_q8_0(encode_q8_0(tensor.flatten())))
         blocks = tensor.reshape(-1, 32)
         step = blocks.abs().amax(dim=1, keepdim=True) / 127
         error = (written[key].reshape(-1, 32) - blocks).abs()
@@ -106,7 +108,7 @@ def test_codes_become_plain_numbers_of_a_dtype_that_is_asked_for(tmp_path: Path)
 
     assert numbers_of(merged)["output.weight"].dtype is torch.bfloat16
     with GgufModel(merged) as made:
-        assert made.codes == ()
+        assert not made.codes
         assert made.header.fields["general.file_type"] == struct.pack("<II", 4, 32)
 
 
@@ -157,7 +159,7 @@ def test_blocks_are_whole_however_the_numbers_come(size: int, tmp_path: Path):
 
     for key, tensor in numbers_of(tmp_path / "out.gguf").items():
         numbers = values[key]
-        expected = numbers if tensor.ndim == 1 else decode_q8_0(encode_q8_0(numbers))
+        expected = numbers if tensor.ndim == 1 else numbers_of_q8_0(encode_q8_0(numbers))
         assert torch.equal(tensor.flatten(), expected)
 
 
@@ -212,6 +214,7 @@ def test_the_commands_of_the_page_run(command: str, tmp_path: Path, as_a_user):
     for seed, name in enumerate(("base", "a", "b")):
         llama(tmp_path / f"{name}-f16.gguf", seed)
         llama(tmp_path / f"{name}-q8_0.gguf", seed, Q8_0)
+        llama(tmp_path / f"{name}-q4_0.gguf", seed, Q4_0)
     words = shlex.split(command)[3:]
     untracked = [] if words[0] == "info" else ["tracking=none"]
 
@@ -264,10 +267,26 @@ def test_scaled_fp8_has_no_place_in_a_gguf_file(tmp_path: Path):
         Job(weighted_sum(a, a, alpha=0.3), tmp_path / "merged.gguf", quantize="fp8_scaled")
 
 
-@pytest.mark.libraries
+def test_codes_of_other_types_become_plain_numbers(tmp_path: Path):
+    torch.manual_seed(0)
+    raw = torch.randint(0, 60, (8 * 2 * 144,), dtype=torch.uint8)
+    tensors = {"w.weight": (Q4_K, (8, 512), as_bytes(raw)), "v.weight": (F32, (4,), bytes(16))}
+    a = write_gguf(tmp_path / "a.gguf", tensors, {"general.file_type": 15})
+    recipe = weighted_sum(a, a, alpha=0.5)
+
+    merged = merge(recipe, tmp_path / "merged.gguf", DEQUANTISE)
+
+    expected = merge(recipe, options=DEQUANTISE)
+    with GgufModel(merged) as made:
+        assert {key: tensor.kind for key, tensor in made.header.tensors.items()} == dict.fromkeys(
+            tensors, F32
+        )
+        assert made.header.fields["general.file_type"] == struct.pack("<II", 4, 0)
+        assert all(torch.equal(made.read(key), expected[key]) for key in tensors)
+
+
 @pytest.mark.parametrize("kind", [F16, Q8_0])
 def test_the_package_gguf_reads_what_is_written(kind: int, tmp_path: Path):
-    gguf = pytest.importorskip("gguf")
     a, b = (llama(tmp_path / f"{i}.gguf", i, kind) for i in range(2))
     merged = merge(weighted_sum(a, b, alpha=0.3), tmp_path / "merged.gguf", DEQUANTISE)
 

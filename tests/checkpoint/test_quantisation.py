@@ -24,6 +24,11 @@ def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 FILES = {
+    "comfy_quant (ComfyUI)": {
+        "a.weight": zeros(torch.int8, *LINEAR),
+        "a.weight_scale": zeros(torch.float32),
+        "a.comfy_quant": zeros(torch.uint8, 30),
+    },
     "scaled fp8 (ComfyUI)": {
         "scaled_fp8": zeros(FP8, 0),
         "a.weight": zeros(FP8, *LINEAR),

@@ -1,1 +1,1 @@
-"""The GGUF format of llama.cpp: headers read without trust, plain numbers and Q8_0 read and written."""
+"""The GGUF format of llama.cpp: headers read without trust, all numbers read, plain ones and Q8_0 written."""

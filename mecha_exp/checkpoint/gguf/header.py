@@ -12,10 +12,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mecha_exp.checkpoint.gguf.types import BLOCK, PLAIN, Q8_0, bytes_of, type_name
+from mecha_exp.checkpoint.gguf.types import bytes_of, type_of
 from mecha_exp.checkpoint.positional import ReadableFile
 from mecha_exp.checkpoint.safetensors.header import MAX_TENSORS
-from mecha_exp.errors import CheckpointError, counted, some
+from mecha_exp.errors import CheckpointError, some
 
 MAGIC = b"GGUF"
 GGUF_SUFFIX = ".gguf"
@@ -227,17 +227,33 @@ def _tensors(
 
 
 def _size_of(name: str, shape: tuple[int, ...], kind: int) -> int:
-    if kind == Q8_0 and (not shape or shape[-1] % BLOCK):
-        raise CheckpointError(f"{name!r} of shape {list(shape)} has rows that are not whole blocks. {_AGAIN}")
+    block = type_of(kind).block
+    if block > 1 and (not shape or shape[-1] % block):
+        raise CheckpointError(
+            f"{name!r} of shape {list(shape)} has rows that are not whole blocks of {block}. {_AGAIN}"
+        )
     return bytes_of(math.prod(shape), kind)
 
 
 def _require_read(entries: list[tuple[str, tuple[int, ...], int, int]]) -> None:
-    coded = [(name, kind) for name, _, kind, _ in entries if kind != Q8_0 and kind not in PLAIN]
-    if coded:
-        kinds = dict.fromkeys(type_name(kind) for _, kind in coded)
-        raise CheckpointError(
-            f"{counted(len(coded), 'tensor is', 'tensors are')} {some(kinds, 4)} ('{coded[0][0]}'), which "
-            "is not read. F32, F16, BF16 "
-            "and Q8_0 are. Get the model in one of these, such as the one that it was quantised from."
-        )
+    """Check that the types of all tensors can be read, and that codes have no factor in another tensor."""
+    names: dict[int, list[str]] = {}
+    for name, _, kind, _ in entries:
+        names.setdefault(kind, []).append(name)
+    everything = {name for name, *_ in entries}
+    for kind, of_kind in names.items():
+        try:
+            block = type_of(kind).block
+        except CheckpointError as error:
+            raise CheckpointError(f"{some(of_kind, 3)}: {error}") from None
+        factors = [name for name in map(_factor_of, of_kind) if block > 1 and name in everything]
+        if factors:
+            raise CheckpointError(
+                f"{some(factors, 3)} is a factor of the codes beside it, which is not read. Get the model in "
+                "another type, such as that which it was quantised from."
+            )
+
+
+def _factor_of(name: str) -> str:
+    """The name of the tensor by which llama.cpp multiplies what a matrix of NVFP4 or of BitNet gives."""
+    return name.removesuffix(".weight") + ".scale"

@@ -1,11 +1,16 @@
-"""The types of tensors in GGUF files: plain numbers, and the blocks of Q8_0."""
+"""The types of tensors in GGUF files: plain numbers, and codes, which the package gguf dequantises."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from importlib.metadata import version
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from mecha_exp.errors import CheckpointError
 
 Q8_0 = 8
 BLOCK = 32
@@ -14,70 +19,96 @@ BLOCK_BYTES = 2 + BLOCK
 """A scale in float16, then a code of one byte for each number."""
 
 
-class PlainType(NamedTuple):
-    """A type whose numbers lie in the file as they are.
+class TensorType(NamedTuple):
+    """A type of a tensor.
 
     Attributes:
-        dtype: the name in a safetensors file.
-        nbytes: of a number.
+        name: as llama.cpp has it; of plain numbers that in a safetensors file.
+        block: the numbers of a block; 1 for plain numbers.
+        nbytes: of a block in the file.
     """
 
-    dtype: str
+    name: str
+    block: int
     nbytes: int
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of what is read."""
+        return self.name if self.block == 1 else "F32"
 
 
 PLAIN = {
-    0: PlainType("F32", 4),
-    1: PlainType("F16", 2),
-    24: PlainType("I8", 1),
-    25: PlainType("I16", 2),
-    26: PlainType("I32", 4),
-    27: PlainType("I64", 8),
-    28: PlainType("F64", 8),
-    30: PlainType("BF16", 2),
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    26: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    30: TensorType("BF16", 1, 2),
 }
-"""The plain types by their numbers."""
+"""The types whose numbers lie in the file as they are, by their numbers."""
 
-NUMBERS = {plain.dtype: number for number, plain in PLAIN.items()}
+NUMBERS = {plain.name: number for number, plain in PLAIN.items()}
 """The number of the type of each dtype."""
 
-_CODED = {
-    2: "Q4_0",
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    Q8_0: "Q8_0",
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
-}
+
+@lru_cache
+def type_of(number: int) -> TensorType:
+    """The type with a number.
+
+    Raises:
+        CheckpointError: it is a type of codes, and the package gguf is not installed, does not know it, or
+            cannot dequantise it.
+    """
+    if number in PLAIN:
+        return PLAIN[number]
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            "codes are read by the package gguf, which is not installed: pip install 'mecha_exp[gguf]'."
+        ) from None
+    release = f"gguf {version('gguf')}"
+    try:
+        kind = GGMLQuantizationType(number)
+        found = TensorType(kind.name, *GGML_QUANT_SIZES[kind])
+    except (ValueError, KeyError):
+        raise CheckpointError(
+            f"the type {number} is not known to {release}: pip install --upgrade gguf."
+        ) from None
+    try:
+        dequantised(torch.zeros(found.nbytes, dtype=torch.uint8), number)
+    except NotImplementedError:
+        raise CheckpointError(
+            f"{release} cannot dequantise the type {kind.name}. Get the model in another type, such as that "
+            "which it was quantised from."
+        ) from None
+    return found
 
 
 def bytes_of(count: int, kind: int) -> int:
-    """The bytes of so many numbers of a type; of Q8_0 a multiple of `BLOCK`."""
-    return count // BLOCK * BLOCK_BYTES if kind == Q8_0 else count * PLAIN[kind].nbytes
+    """The bytes of so many numbers of a type, in whole blocks."""
+    known = type_of(kind)
+    return count // known.block * known.nbytes
 
 
-def type_name(number: int) -> str:
-    """The name of a type, for messages."""
-    return PLAIN[number].dtype if number in PLAIN else _CODED.get(number, f"of the unknown type {number}")
+def dequantised(blocks: Tensor, kind: int) -> Tensor:
+    """The numbers of blocks of codes, as the package gguf computes them.
+
+    Args:
+        blocks: uint8, one axis: whole blocks of the type.
+        kind: the number of the type.
+
+    Returns:
+        float32, one axis.
+    """
+    from gguf import GGMLQuantizationType, dequantize
+
+    with np.errstate(all="ignore"):  # scales of a damaged file may be infinite; what comes is checked later
+        numbers = dequantize(blocks.numpy()[np.newaxis], GGMLQuantizationType(kind))
+    return torch.from_numpy(numbers).view(-1)
 
 
 def scales_of(blocks: Tensor) -> Tensor:
@@ -90,21 +121,6 @@ def scales_of(blocks: Tensor) -> Tensor:
         float16, [blocks, 1].
     """
     return blocks[:, :2].contiguous().view(torch.float16)
-
-
-def decode_q8_0(blocks: Tensor) -> Tensor:
-    """The numbers d * q of blocks of Q8_0, in float32.
-
-    Args:
-        blocks: uint8, [blocks, 34]: the scale d in float16, then the codes q in int8.
-
-    Returns:
-        float32, [32 * blocks].
-
-    Source: `dequantize_row_q8_0` of ggml, and `Q8_0` of its package gguf.
-    """
-    codes = blocks[:, 2:].contiguous().view(torch.int8)
-    return (codes.float() * scales_of(blocks).float()).flatten()
 
 
 def encode_q8_0(numbers: Tensor) -> Tensor:

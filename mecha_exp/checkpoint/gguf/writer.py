@@ -55,11 +55,13 @@ class GgufTemplate:
         """The template that an input is; None where it is not a GGUF file.
 
         Args:
-            keeps_codes: whether what is Q8_0 there is Q8_0 again, rather than of its output dtype.
+            keeps_codes: whether what is Q8_0 there is Q8_0 again, rather than of its output dtype. Codes of
+                other types never remain what they are.
         """
         if not isinstance(first, GgufModel):
             return None
-        return GgufTemplate(first.header, frozenset(first.codes if keeps_codes else ()))
+        kept = [key for key, tensor in first.header.tensors.items() if tensor.kind == Q8_0 and keeps_codes]
+        return GgufTemplate(first.header, frozenset(kept))
 
     def codes_in(self, tensors: Layout) -> frozenset[str]:
         """The keys that are written as Q8_0: a recipe may cast others to a dtype, which they have then."""

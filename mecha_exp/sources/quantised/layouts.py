@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mecha_exp.checkpoint.quantisation import (
+    COMFY_QUANT,
     FP8,
+    LAYERS,
+    SCALED_FP8,
     Codes,
     Quantisation,
     codes_of,
     is_marker,
+    layers_of,
     quantisation_of,
     quantization_config,
     refusal,
 )
 from mecha_exp.errors import CheckpointError, some
+from mecha_exp.sources.quantised.comfyui import comfyui_layer
 from mecha_exp.sources.quantised.lookup import LookupTensor
 from mecha_exp.sources.quantised.packed_weights import AwqTensor, GptqTensor
 from mecha_exp.sources.quantised.scaled_weights import BITSANDBYTES_STEP, ScaledTensor
@@ -53,11 +57,13 @@ class Opened:
     Attributes:
         source: the stored model.
         config: its `quantization_config`; empty where there is none.
+        layers: those that its metadata describe, as ComfyUI does.
         cache: for stored tensors that have to be held whole.
     """
 
     source: Source
     config: Mapping[str, Any]
+    layers: Mapping[str, Any]
     cache: ByteCache
 
 
@@ -78,7 +84,11 @@ class Layout:
     others: tuple[str, ...] = ()
 
 
-def _comfyui(model: Opened, codes: Codes) -> QuantisedTensor:
+def _comfy_quant(model: Opened, codes: Codes) -> QuantisedTensor:
+    return comfyui_layer(model.source, codes.key, model.layers)
+
+
+def _scaled_fp8(model: Opened, codes: Codes) -> QuantisedTensor:
     tensor = ScaledTensor(model.source, codes.key, codes.companion)
     if model.source.info(codes.companion).numel != 1:
         raise CheckpointError(f"{codes.companion} has more than one entry")
@@ -90,8 +100,6 @@ def _fp8_blocks(model: Opened, codes: Codes) -> QuantisedTensor:
 
 
 def _mxfp8(model: Opened, codes: Codes) -> QuantisedTensor:
-    if _comfy_format(model.source, codes.key) is not None:
-        raise CheckpointError(f"{codes.companion} is in ComfyUI's own order, which is not published")
     rows, count = model.source.info(codes.key).shape, model.source.info(codes.companion).shape
     if count != (*rows[:-1], rows[-1] // MX_GROUP) or rows[-1] % MX_GROUP:
         raise CheckpointError(
@@ -102,11 +110,7 @@ def _mxfp8(model: Opened, codes: Codes) -> QuantisedTensor:
 
 def _weight_scale(model: Opened, codes: Codes) -> QuantisedTensor:
     """Fp8 or int8 with scales for a tensor, rows, groups or blocks, maybe with zeros."""
-    source, module = model.source, codes.key.removesuffix(".weight")
-    kind = _comfy_format(source, codes.key)
-    if kind is not None and kind not in ("float8_e4m3fn", "float8_e5m2"):
-        raise CheckpointError(f"{module}.comfy_quant says {kind!r}")
-    zero = f"{codes.key}_zero_point"
+    source, zero = model.source, f"{codes.key}_zero_point"
     block = _block_of(model.config) or BLOCK
     is_blocks = _has_blocks(source.info(codes.key).shape, source.info(codes.companion).shape)
     return ScaledTensor(
@@ -159,7 +163,8 @@ def _words(model: Opened, codes: Codes) -> QuantisedTensor:
 
 
 READERS: Mapping[str, Callable[[Opened, Codes], QuantisedTensor]] = {
-    "scaled fp8 (ComfyUI)": _comfyui,
+    COMFY_QUANT: _comfy_quant,
+    SCALED_FP8: _scaled_fp8,
     "fp8 in blocks (DeepSeek, transformers)": _fp8_blocks,
     "MXFP8": _mxfp8,
     "scaled fp8 (compressed-tensors, ModelOpt)": _weight_scale,
@@ -190,9 +195,11 @@ def layout_of(source: Source, budget: int) -> Layout | None:
     config = quantization_config(source.path) or {}
     if config.get("transform_config"):
         problems.append("its weights are rotated (transform_config)")
-    model = Opened(source, config, ByteCache(budget))
+    model = Opened(source, config, layers_of(source), ByteCache(budget))
     tensors: dict[str, QuantisedTensor] = {}
     all_codes = codes_of(source)
+    if strangers := [module for module in model.layers if f"{module}.weight" not in source]:
+        problems.append(f"its metadata describe {some(strangers, 3)}, which it does not have")
     if not all_codes and not quantisation.keys:
         problems.append("its format is not known beyond that name")
     for codes in all_codes:
@@ -233,11 +240,11 @@ def _rest(
             continue
         if name in _ACTIVATIONS and module in above and source.info(key).numel <= 1:
             activations.append(key)
-        elif is_marker(key) or (name in ("weight_format", "comfy_quant") and module in modules):
+        elif _describes(key) or (name == "weight_format" and module in modules):
             others.append(key)
         elif key in tensors:
             problems.append(f"{key} is there beside {tensors[key].keys[0]}")
-    marked = any(map(is_marker, others))
+    marked = LAYERS in source.metadata or any(map(_describes, others))
     bare = [
         key
         for key in source.keys()
@@ -249,6 +256,11 @@ def _rest(
     return tuple(activations), tuple(others)
 
 
+def _describes(key: str) -> bool:
+    """Whether a key is only there to tell ComfyUI of a quantisation."""
+    return is_marker(key) or key.endswith(".comfy_quant")
+
+
 def _ends(module: str) -> list[int]:
     """The lengths of a module's name and of those of the modules above it."""
     return [at for at, letter in enumerate(module) if letter == "."] + [len(module)]
@@ -257,7 +269,7 @@ def _ends(module: str) -> list[int]:
 def _are_codes(source: Source, key: str, marked: bool) -> bool:
     """Whether a tensor without companions has codes.
 
-    In a file with ComfyUI's marker fp8 without a scale is plain numbers.
+    In a file with ComfyUI's marker or descriptions fp8 without a scale is plain numbers.
     """
     info = source.info(key)
     if info.dtype in FP8:
@@ -287,14 +299,3 @@ def _block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
         size = sizes[0] if sizes and all(other == sizes[0] for other in sizes) else None
     is_pair = isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
     return (size[0], size[1]) if is_pair and size else None
-
-
-def _comfy_format(source: Source, codes: str) -> str | None:
-    """The format in ComfyUI's newer description of a layer; None where there is none."""
-    key = codes.removesuffix("weight") + "comfy_quant"
-    if key not in source:
-        return None
-    try:
-        return str(json.loads(bytes(source.read(key).tolist()))["format"])
-    except (ValueError, TypeError, KeyError):
-        return "something that is not JSON"

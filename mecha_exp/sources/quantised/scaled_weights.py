@@ -54,8 +54,7 @@ class ScaledTensor(QuantisedTensor):
 
     def decode(self, start: int, stop: int) -> Tensor:
         if self._count == 1 or start == stop:
-            numbers = widened(read_part(self._source, self._codes, start, stop))
-            return self._times(numbers, *self._read_scales(0, 1))
+            return self._times(self._numbers(start, stop), *self._read_scales(0, 1))
         columns = self.shape[-1]
         first, last = start // columns, -(-stop // columns)
         rows = self._scale_rows(torch.arange(first, last))
@@ -64,8 +63,12 @@ class ScaledTensor(QuantisedTensor):
         places = rows[at // columns - first] - low
         places = places * across + at % columns // self._blocks[-1]
         scale, zero = self._read_scales(low * across, high * across)
-        numbers = widened(read_part(self._source, self._codes, start, stop))
+        numbers = self._numbers(start, stop)
         return self._times(numbers, scale[places], None if zero is None else zero[places])
+
+    def _numbers(self, start: int, stop: int) -> Tensor:
+        """Some codes as float32, in a tensor that may be changed."""
+        return widened(read_part(self._source, self._codes, start, stop))
 
     def _times(self, numbers: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         if zero is not None:

@@ -9,7 +9,7 @@ import torch
 
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, fill_by_units
-from mecha_exp.checkpoint.quantisation import quantisation_of, refusal
+from mecha_exp.checkpoint.quantisation import LAYERS, quantisation_of, refusal
 from mecha_exp.errors import CheckpointError, Problems, counted
 from mecha_exp.sources.quantised.layouts import Layout, layout_of
 from mecha_exp.sources.source import Source, SourceView
@@ -23,7 +23,7 @@ DECODED = 1 << 20
 CACHED = 1 << 30
 """The bytes of stored tensors that are held at most, where a format has to be read as whole tensors."""
 
-OPTION = "on_quantised=dequantise (convert --dequantise) reads it exactly, each code times its scale."
+OPTION = "on_quantised=dequantise (convert --dequantise) reads it exactly, each code as the number it is."
 
 _Name = TypeVar("_Name")
 
@@ -53,6 +53,10 @@ class DequantisedSource(SourceView):
         words += f"{_tensors(count)} read as float32, code times scale"
         scales = counted(dropped, "scale of activations is", "scales of activations are")
         return words + (f"; {scales} left out" if dropped else "")
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return {name: text for name, text in self._original.metadata.items() if name != LAYERS}
 
     def keys(self) -> Collection[str]:
         return self._keys.keys()
@@ -132,7 +136,7 @@ def notes_on(sources: Collection[Source]) -> list[str]:
     views = [str(source) for source in sources if isinstance(source, DequantisedSource)]
     coded = [
         f"{source.name} is quantised: {quantisation_of(source)}. {_tensors(len(source.codes))} read as "
-        "float32, code times scale"
+        "float32, as the package gguf dequantises them"
         for source in sources
         if source.codes
     ]
