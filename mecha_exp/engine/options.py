@@ -21,6 +21,7 @@ ON_TIED = ("error", "untie", "tie")
 ON_QUANTISED = ("error", "dequantise")
 ON_INTEGERS = ("error", "base")
 ON_TOKENS = ("error", "merge")
+ON_PREFIX = ("error", "match")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 RUNNING_STATS = ("auto", "base", "pool", "merge")
 STACKED_EXPERTS = ("auto", "split", "whole")
@@ -37,6 +38,7 @@ SETTINGS = (
     "on_quantised",
     "on_integers",
     "on_tokens",
+    "on_prefix",
     "resize_embeddings",
     "running_stats",
     "stacked_experts",
@@ -52,6 +54,7 @@ _CHOICES = {
     "on_quantised": ON_QUANTISED,
     "on_integers": ON_INTEGERS,
     "on_tokens": ON_TOKENS,
+    "on_prefix": ON_PREFIX,
     "running_stats": RUNNING_STATS,
     "stacked_experts": STACKED_EXPERTS,
     "resize_embeddings": RESIZE_EMBEDDINGS,
@@ -90,6 +93,8 @@ class EngineOptions:
             or a table of positions, is an error, or taken from the first input (`base`).
         on_tokens: tokens that differ between the tokenizers beside the inputs are an error, or the rows of
             different tokens are merged (`merge`).
+        on_prefix: keys of an input that are those of the first one but for their prefixes are an error, or
+            read under the names that they have there (`match`); see `prefixes_between`.
         running_stats: the running means and variances of normalisation layers are those of the first input
             (`base`), or pooled over the inputs (`pool`), or merged like weights (`merge`); `auto` pools
             for means of models, and takes the first input's for methods of differences. See
@@ -121,6 +126,7 @@ class EngineOptions:
     on_quantised: str = "error"
     on_integers: str = "error"
     on_tokens: str = "error"
+    on_prefix: str = "error"
     running_stats: str = AUTO
     stacked_experts: str = AUTO
     resize_embeddings: str = "error"

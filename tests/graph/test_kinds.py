@@ -1,16 +1,11 @@
 """Which keys are the head of a model, for every class of transformers that has one beside its base model."""
 
-import warnings
-
 import pytest
-import torch
+from families import made, with_heads
 
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.graph.by_key import by_key
-
-TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "CausalLM", "MaskedLM")
-ENDINGS = tuple(f"For{task}" for task in (*TASKS, "ImageClassification"))
 
 NO_HEAD_OF_ITS_OWN = (".vision_model.head.", ".vision_tower.head.", ".img_processor.head.", ".lm_head.")
 """What base models have under the name of a head: the pooling of SigLIP, and heads of models in models."""
@@ -86,33 +81,3 @@ def test_what_every_class_of_transformers_adds_to_its_base_model_is_its_head():
 
     assert wrong == {}
     assert built > 500, f"only {built} of {len(classes)} classes with a head were built"
-
-
-def with_heads() -> dict:
-    """The classes of transformers with heads, by name, as its auto classes list them."""
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.auto import modeling_auto
-
-    mappings = [value for name, value in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
-    values = [value for mapping in mappings for value in mapping.values() if value]
-    names = {name for value in values for name in ([value] if isinstance(value, str) else value)}
-    return {name: getattr(transformers, name) for name in sorted(names) if name.endswith(ENDINGS)}
-
-
-def made(cls):
-    """A model of default sizes without values, two layers deep where its config lets that be; None if not."""
-    for depth in (2, None):
-        try:
-            config = cls.config_class()
-            for word in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "n_layer"):
-                if depth and isinstance(getattr(config, word, None), int):
-                    setattr(config, word, min(depth, getattr(config, word)))
-            for word in ("layer_types", "mlp_layer_types"):
-                if depth and isinstance(getattr(config, word, None), list):
-                    setattr(config, word, getattr(config, word)[:depth])
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return cls(config)
-        except Exception:  # what a default config cannot build, or a library that is not installed
-            continue
-    return None
