@@ -28,6 +28,7 @@ from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.views.names import in_other_names
+from mecha_exp.sources.views.positions import with_whole_positions
 from mecha_exp.sources.views.prefixes import prefixes_between
 
 _OF_OWN_KEYS = (LORA_DELTA, STATISTICS, RENAME_KEYS, TAKE_ROWS, APPROXIMATE_ROWS)
@@ -66,10 +67,11 @@ def prepare_inputs(
     dropped, notices = drop_extra_keys(opened, sources, configs, options)
     scanned = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
     finite = {model: FiniteSource(sources[model]) for model in scanned}
+    whole, positions = with_whole_positions(sources | finite)
     lines = [*notes_on(opened.values()), *prefixed, *lines]
     lines += different_settings(sources[model] for model in models_merged(recipes) if model in sources)
-    notices = [*map(Notice, lines), *notices, *map(Notice, _spoilt_lines(finite.values()))]
-    sources = unify_vocabularies(recipes, sources | finite, options)
+    notices = [*map(Notice, lines), *notices, *map(Notice, [*_spoilt_lines(finite.values()), *positions])]
+    sources = unify_vocabularies(recipes, whole, options)
     return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))
 
 

@@ -1,0 +1,125 @@
+"""Tables that number positions, such as CLIP's `position_ids`, which earlier merges made floating point.
+
+Such a table is 0, 1, 2, ... by definition, and is looked up by its numbers. A merge with strengths that
+do not sum to 1 leaves 0.583, 1.166, ... there, by which a text encoder repeats and drops tokens.
+So a table is an input's that has whole numbers, or is made anew, and is never merged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes, torch_dtype
+from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.errors import CheckpointError
+from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
+
+POSITIONS = "position_ids"
+"""The last word of the keys of tables of positions."""
+
+
+def with_whole_positions(
+    sources: Mapping[ModelNode, Source],
+) -> tuple[dict[ModelNode, Source], list[str]]:
+    """The inputs with one table of positions, of integers, where one of them has it in floating point.
+
+    Tables that are floating point everywhere, equal and of whole numbers stay as they are. Otherwise each
+    input gets the first one of integers, or 0 to n - 1 if there is none.
+
+    Returns:
+        the inputs, and a line about each key.
+
+    Raises:
+        CheckpointError: a table that would be made anew is not of the shape [n] or [1, n].
+    """
+    weights = {model: source for model, source in sources.items() if model.merge_space == "weight"}
+    tables: dict[str, torch.Tensor] = {}
+    lines: list[str] = []
+    for key in dict.fromkeys(key for s in weights.values() for key in s.keys() if _is_of_positions(key)):
+        having = [source for source in weights.values() if key in source]
+        floating = [source for source in having if is_arithmetic(source.info(key).dtype)]
+        first = next((source for source in having if source not in floating), None)
+        if not floating or (first is None and _are_whole_and_equal(key, floating)):
+            continue
+        names = " and ".join(dict.fromkeys(source.name for source in floating))
+        if first is not None:
+            tables[key] = _values(first, key)
+            lines.append(
+                f"{key}: positions are floating point in {names}; the table of {first.name} is taken"
+            )
+        else:
+            tables[key] = _made(floating[0], key)
+            lines.append(
+                f"{key}: positions are no whole numbers, or differ, in {names}; they are made anew, 0 to "
+                f"{tables[key].numel() - 1}"
+            )
+    views = {
+        model: TablesView(source, {key: table for key, table in tables.items() if key in source})
+        for model, source in weights.items()
+        if any(key in source for key in tables)
+    }
+    return {**sources, **views}, lines
+
+
+class TablesView(SourceView):
+    """Another source with other values at some of its keys.
+
+    Args:
+        original: the source to read.
+        tables: the values, by key.
+    """
+
+    def __init__(self, original: Source, tables: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(original)
+        self._tables = tables
+
+    def info(self, key: str) -> TensorInfo:
+        info = self._original.info(key)
+        if key not in self._tables:
+            return info
+        dtype = dtype_name(self._tables[key].dtype)
+        return replace(info, dtype=dtype, nbytes=stored_bytes(dtype, info.shape))
+
+    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
+        if key not in self._tables:
+            self._original.read_into(key, start, out)
+        else:
+            out.copy_(self._tables[key][start : start + out.numel()])
+
+    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
+        read_values_as_bytes(self, key, start, view)
+
+    def region(self, key: str) -> FileRegion | None:
+        return None if key in self._tables else self._original.region(key)
+
+
+def _is_of_positions(key: str) -> bool:
+    return key.rpartition(".")[2] == POSITIONS
+
+
+def _values(source: Source, key: str) -> torch.Tensor:
+    info = source.info(key)
+    values = torch.empty(math.prod(info.shape), dtype=torch_dtype(info.dtype))
+    source.read_into(key, 0, values)
+    return values
+
+
+def _are_whole_and_equal(key: str, sources: list[Source]) -> bool:
+    first, *others = [_values(source, key).double() for source in sources]
+    return bool((first == first.round()).all()) and all(torch.equal(first, other) for other in others)
+
+
+def _made(source: Source, key: str) -> torch.Tensor:
+    """The numbers of a table by its definition."""
+    *rows, count = source.info(key).shape or (0,)
+    if math.prod(rows) != 1:
+        raise CheckpointError(
+            f"{source.name}: '{key}' has positions that are no whole numbers, and is not one row of them, "
+            "so that it cannot be made anew. Give it from a file that has whole numbers there."
+        )
+    return torch.arange(count)
