@@ -27,6 +27,7 @@ from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.views.channels import with_first_channels
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.positions import with_whole_positions
 from mecha_exp.sources.views.prefixes import prefixes_between
@@ -68,6 +69,10 @@ def prepare_inputs(
     scanned = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
     finite = {model: FiniteSource(sources[model]) for model in scanned}
     whole, positions = with_whole_positions(sources | finite)
+    if options.on_channels == "base":
+        models = [model for model in models_merged(recipes) if model in whole]
+        whole, channels = with_first_channels(models, whole)
+        positions += channels
     lines = [*notes_on(opened.values()), *prefixed, *lines]
     lines += different_settings(sources[model] for model in models_merged(recipes) if model in sources)
     notices = [*map(Notice, lines), *notices, *map(Notice, [*_spoilt_lines(finite.values()), *positions])]

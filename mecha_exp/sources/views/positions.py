@@ -7,17 +7,15 @@ So a table is an input's that has whole numbers, or is made anew, and is never m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, stored_bytes, torch_dtype
-from mecha_exp.checkpoint.positional import FileRegion
+from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.errors import CheckpointError
 from mecha_exp.graph.nodes import ModelNode
-from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
+from mecha_exp.sources.memory import PartlyInMemory
+from mecha_exp.sources.source import Source, values_of
 
 POSITIONS = "position_ids"
 """The last word of the keys of tables of positions."""
@@ -48,7 +46,7 @@ def with_whole_positions(
             continue
         names = " and ".join(dict.fromkeys(source.name for source in floating))
         if first is not None:
-            tables[key] = _values(first, key)
+            tables[key] = values_of(first, key)
             lines.append(
                 f"{key}: positions are floating point in {names}; the table of {first.name} is taken"
             )
@@ -59,67 +57,28 @@ def with_whole_positions(
                 f"{tables[key].numel() - 1}"
             )
     views = {
-        model: TablesView(source, {key: table for key, table in tables.items() if key in source})
+        model: PartlyInMemory(source, {key: table for key, table in tables.items() if key in source})
         for model, source in weights.items()
         if any(key in source for key in tables)
     }
     return {**sources, **views}, lines
 
 
-class TablesView(SourceView):
-    """Another source with other values at some of its keys.
-
-    Args:
-        original: the source to read.
-        tables: the values, by key.
-    """
-
-    def __init__(self, original: Source, tables: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(original)
-        self._tables = tables
-
-    def info(self, key: str) -> TensorInfo:
-        info = self._original.info(key)
-        if key not in self._tables:
-            return info
-        dtype = dtype_name(self._tables[key].dtype)
-        return replace(info, dtype=dtype, nbytes=stored_bytes(dtype, info.shape))
-
-    def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
-        if key not in self._tables:
-            self._original.read_into(key, start, out)
-        else:
-            out.copy_(self._tables[key][start : start + out.numel()])
-
-    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        read_values_as_bytes(self, key, start, view)
-
-    def region(self, key: str) -> FileRegion | None:
-        return None if key in self._tables else self._original.region(key)
-
-
 def _is_of_positions(key: str) -> bool:
     return key.rpartition(".")[2] == POSITIONS
 
 
-def _values(source: Source, key: str) -> torch.Tensor:
-    info = source.info(key)
-    values = torch.empty(math.prod(info.shape), dtype=torch_dtype(info.dtype))
-    source.read_into(key, 0, values)
-    return values
-
-
 def _are_whole_and_equal(key: str, sources: list[Source]) -> bool:
-    first, *others = [_values(source, key).double() for source in sources]
+    first, *others = [values_of(source, key).double() for source in sources]
     return bool((first == first.round()).all()) and all(torch.equal(first, other) for other in others)
 
 
 def _made(source: Source, key: str) -> torch.Tensor:
     """The numbers of a table by its definition."""
-    *rows, count = source.info(key).shape or (0,)
-    if math.prod(rows) != 1:
+    shape = source.info(key).shape
+    if not shape or set(shape[:-1]) - {1}:
         raise CheckpointError(
             f"{source.name}: '{key}' has positions that are no whole numbers, and is not one row of them, "
             "so that it cannot be made anew. Give it from a file that has whole numbers there."
         )
-    return torch.arange(count)
+    return torch.arange(shape[-1]).reshape(shape)
