@@ -54,7 +54,7 @@ def _renamed(recipe: Node, rules: Any) -> Node:
     """A recipe that reads some of its models under other keys: `{MODEL: "OLD -> NEW, ..."}`.
 
     Raises:
-        ConfigError: that is no such mapping, or the recipe reads no such model.
+        ConfigError: expected a mapping of models to rules, or the recipe does not read one of the models.
     """
     if not rules:
         return recipe

@@ -53,7 +53,7 @@ def with_whole_positions(
         else:
             tables[key] = _made(floating[0], key)
             lines.append(
-                f"{key}: positions are no whole numbers, or differ, in {names}; they are made anew, 0 to "
+                f"{key}: positions are not whole numbers, or differ, in {names}; they are made anew, 0 to "
                 f"{tables[key].numel() - 1}"
             )
     views = {
@@ -78,7 +78,7 @@ def _made(source: Source, key: str) -> torch.Tensor:
     shape = source.info(key).shape
     if not shape or set(shape[:-1]) - {1}:
         raise CheckpointError(
-            f"{source.name}: '{key}' has positions that are no whole numbers, and is not one row of them, "
+            f"{source.name}: '{key}' has positions that are not whole numbers, and is not one row of them, "
             "so that it cannot be made anew. Give it from a file that has whole numbers there."
         )
     return torch.arange(shape[-1]).reshape(shape)

@@ -221,3 +221,58 @@ def source(tensors: dict[str, Tensor]) -> MemorySource:
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def llava(folder: Path) -> dict[str, Path]:
+    """A vision-language model of transformers, with two text models of the sizes of its language tower."""
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=32)
+    vision = CLIPVisionConfig(**sizes, image_size=8, patch_size=4, projection_dim=8)
+    whole = LlavaConfig(text_config=text, vision_config=vision, image_token_index=31)
+    built = {"vlm": (LlavaForConditionalGeneration, whole)}
+    built |= dict.fromkeys(("text", "tuned"), (LlamaForCausalLM, text))
+    for seed, (name, (cls, config)) in enumerate(built.items()):
+        torch.manual_seed(seed)
+        cls(config).save_pretrained(folder / name)
+    return {name: folder / name for name in built}
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_text_model_of_transformers_changes_a_vision_language_model_that_loads_again(app, folder, renamed):
+    pytest.importorskip("transformers")
+    from transformers import LlavaForConditionalGeneration
+
+    paths = llava(folder)
+    stored = {name: load_file(path / "model.safetensors") for name, path in paths.items()}
+    if renamed:  # as transformers names the keys in memory since 4.52
+        loaded = LlavaForConditionalGeneration.from_pretrained(paths["vlm"])
+        stored["vlm"] = {key: tensor.clone() for key, tensor in loaded.state_dict().items()}
+        save_file(stored["vlm"], paths["vlm"] / "model.safetensors", {"format": "pt"})
+
+    words = ["recipe=language_tower", "evaluator=none", "output.path=out", "alpha=0.5"]
+    outcome = app(*words, "models.base=vlm", "models.experts=[tuned,text]")
+
+    assert outcome.status == 0, outcome.err
+    merged, vlm = load_file("out/model.safetensors"), stored["vlm"]
+    tower = "model.language_model." if renamed else "language_model.model."
+    assert merged.keys() == vlm.keys()
+    for key in vlm:
+        text = key.replace(tower, "model.").removeprefix("language_model.")
+        if text in stored["text"]:
+            change = 0.5 * (stored["tuned"][text] - stored["text"][text])
+            assert torch.allclose(merged[key], vlm[key] + change, atol=1e-6)
+        else:
+            assert torch.equal(merged[key], vlm[key])
+    assert Path("out/config.json").read_bytes() == (paths["vlm"] / "config.json").read_bytes()
+    _, report = LlavaForConditionalGeneration.from_pretrained("out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
