@@ -83,10 +83,10 @@ def prepare_inputs(
 def with_one_prefix(
     recipes: Sequence[Node], sources: Mapping[ModelNode, Source], options: EngineOptions
 ) -> tuple[Mapping[ModelNode, Source], list[str]]:
-    """The inputs of a merge under the keys of the first one, where they differ by prefixes and `on_prefix` is
-    `match`; and a line about each that is read so.
+    """With `on_prefix=match`, the inputs under the keys of the first one, where they differ by prefixes.
 
-    Models of whose keys the recipe says itself how they are read, such as LoRA files, are left as they are.
+    Also a line about each that is read so. A model of whose keys the recipe says itself how they are read,
+    such as a LoRA file, is left as it is.
     """
     if options.on_prefix == "error":
         return sources, []
