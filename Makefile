@@ -54,14 +54,14 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	.parity/sd-mecha/bin/python -m parity.symmetries tests/golden/sd-mecha-symmetries.safetensors
 	.parity/sd-mecha/bin/python -m parity.adapters tests/golden/sd-mecha-adapters.safetensors
 	.parity/mergekit/bin/python -m parity.oracles mergekit tests/golden/mergekit.safetensors
-	.parity/mergekit/bin/python -m parity.mergekit tests/golden/mergekit-configs.safetensors tests/golden/mergekit-tokens.safetensors tests/golden/mergekit-mixtures.safetensors tests/golden/mergekit-tokensurgeon.safetensors
+	.parity/mergekit/bin/python -m parity.mergekit tests/golden/mergekit-configs.safetensors tests/golden/mergekit-tokens.safetensors tests/golden/mergekit-mixtures.safetensors tests/golden/mergekit-tokensurgeon.safetensors tests/golden/mergekit-modules.safetensors
 	$(BIN)/python -m parity.our_texts tests/golden/texts/ours
 	.parity/sd-mecha/bin/python -m parity.texts tests/golden/texts
 	.parity/sd-mecha/bin/python -m parity.configs tests/golden/model_configs.json
 	@$(INSTALL) -e '.[images]'
 	$(BIN)/python -m parity.pipelines tests/golden/pipelines.json
 	$(BIN)/python -m parity.results
-	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py tests/mergekit/test_goldens.py tests/mergekit/test_token_goldens.py tests/mergekit/test_missing_tokens.py tests/mergekit/test_mixtures.py
+	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py tests/mergekit/test_goldens.py tests/mergekit/test_token_goldens.py tests/mergekit/test_missing_tokens.py tests/mergekit/test_mixtures.py tests/mergekit/test_modules.py
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)

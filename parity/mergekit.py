@@ -1,4 +1,4 @@
-"""Write what mergekit makes of the configurations: `python -m parity.mergekit FILE TOKENS MIXTURES SURGERY`.
+"""Write what mergekit makes: `python -m parity.mergekit FILE TOKENS MIXTURES SURGERY MODULES`.
 
 It runs in mergekit's own environment. tests/mergekit compares ours with the files.
 """
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from parity.mergekit_configs import CONFIGS, write_models
 from parity.mergekit_mixtures import MIXTURE_CONFIGS, write_mixture_models
+from parity.mergekit_modules import MODULE_CONFIGS, write_module_models
 from parity.mergekit_tokens import TOKEN_CONFIGS, TRANSPLANTS, VOCABULARY_KEYS, write_token_models
 
 
@@ -102,20 +103,24 @@ def write_transplants(golden: Path) -> None:
 def facts_of(output: Path) -> dict[str, object]:
     """What the config.json of a model says of its size, and its tokens by number."""
     content = json.loads((output / "config.json").read_text())
-    facts = {word: content[word] for word in ("num_hidden_layers", "vocab_size")}
-    tokenizer = json.loads((output / "tokenizer.json").read_text())
+    facts = {word: content[word] for word in ("num_hidden_layers", "vocab_size") if word in content}
+    path = output / "tokenizer.json"
+    tokenizer = json.loads(path.read_text()) if path.is_file() else {"model": {"vocab": None}}
+    if not isinstance(tokenizer["model"]["vocab"], dict):  # transformers makes one where the models have none
+        return facts
     numbers = {**tokenizer["model"]["vocab"], **{e["content"]: e["id"] for e in tokenizer["added_tokens"]}}
     facts |= {word: content[word] for word in content if "expert" in word or word == "model_type"}
     return {**facts, "tokens": sorted(numbers, key=numbers.__getitem__)}
 
 
 def main(*paths: str) -> None:
-    """Write the four files."""
-    configs, tokens, mixtures, surgery = (Path(path).resolve() for path in paths)
+    """Write the five files."""
+    configs, tokens, mixtures, surgery, modules = (Path(path).resolve() for path in paths)
     write_golden(configs, CONFIGS, write_models)
     write_golden(tokens, TOKEN_CONFIGS, write_token_models)
     write_golden(mixtures, MIXTURE_CONFIGS, write_mixture_models)
     write_transplants(surgery)
+    write_golden(modules, MODULE_CONFIGS, write_module_models)
 
 
 if __name__ == "__main__":

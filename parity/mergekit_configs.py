@@ -51,9 +51,9 @@ def model_config(layers: int = LAYERS) -> dict[str, object]:
 
 def models() -> dict[str, dict[str, Tensor]]:
     """The tensors of every model, by name; `base16` and `a16` are rounded to bfloat16."""
-    base = {key: _noise(0, key, shape, 0.5) for key, shape in shapes().items()}
+    base = {key: noise(0, key, shape, 0.5) for key, shape in shapes().items()}
     experts = {
-        name: {key: tensor + _noise(seed, key, tensor.shape, reach) for key, tensor in base.items()}
+        name: {key: tensor + noise(seed, key, tensor.shape, reach) for key, tensor in base.items()}
         for seed, (name, reach) in enumerate(EXPERTS.items(), 1)
     }
     made = {"base": base, **experts}
@@ -88,7 +88,7 @@ def tokenizer() -> dict[str, object]:
     }
 
 
-def _noise(seed: int, key: str, shape: tuple[int, ...], reach: float) -> Tensor:
+def noise(seed: int, key: str, shape: tuple[int, ...], reach: float) -> Tensor:
     """Normal numbers that depend on seed and key alone, as multiples of 2^-20; see `parity.inputs`."""
     generator = numpy.random.default_rng([seed, *key.encode()])
     return (torch.from_numpy(generator.normal(0, reach, tuple(shape))) * 2**20).round().float() / 2**20

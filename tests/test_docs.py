@@ -46,6 +46,22 @@ def save_llama(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def save_towers(folder: Path) -> None:
+    """A vision-language model under its names of today and of before, and two text models."""
+    text = [f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")] + ["embed_tokens.weight"]
+    vision = [f"blocks.{layer}.attn.qkv.weight" for layer in (0, 1)]
+    for name, language, tower, head in (
+        ("vlm", "model.language_model.", "model.visual.", "lm_head.weight"),
+        ("old_vlm", "language_model.model.", "visual.", "language_model.lm_head.weight"),
+        ("text", "model.", None, "lm_head.weight"),
+        ("tuned", "model.", None, "lm_head.weight"),
+    ):
+        keys = [f"{language}{key}" for key in text] + [f"{tower}{key}" for key in vision if tower] + [head]
+        (folder / name).mkdir()
+        save_file({key: torch.randn(4, 4) for key in keys}, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text(json.dumps({"model_type": name}))
+
+
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The models, adapters and configurations of mergekit that the examples name, in the current folder."""
@@ -68,6 +84,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": len(tokens)}))
     for name in ("llama_a", "llama_b"):
         save_llama(tmp_path / name)
+    save_towers(tmp_path)
     page = (REPOSITORY / "docs" / "mergekit.md").read_text(encoding="utf-8")
     for match in BLOCK.finditer(page):
         if match[1] == "yaml":

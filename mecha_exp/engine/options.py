@@ -21,6 +21,8 @@ ON_TIED = ("error", "untie", "tie")
 ON_QUANTISED = ("error", "dequantise")
 ON_INTEGERS = ("error", "base")
 ON_TOKENS = ("error", "merge")
+ON_CHANNELS = ("error", "base")
+ON_PREFIX = ("error", "match")
 RESIZE_EMBEDDINGS = ("error", "truncate", "pad")
 RUNNING_STATS = ("auto", "base", "pool", "merge")
 STACKED_EXPERTS = ("auto", "split", "whole")
@@ -37,6 +39,8 @@ SETTINGS = (
     "on_quantised",
     "on_integers",
     "on_tokens",
+    "on_prefix",
+    "on_channels",
     "resize_embeddings",
     "running_stats",
     "stacked_experts",
@@ -52,6 +56,8 @@ _CHOICES = {
     "on_quantised": ON_QUANTISED,
     "on_integers": ON_INTEGERS,
     "on_tokens": ON_TOKENS,
+    "on_prefix": ON_PREFIX,
+    "on_channels": ON_CHANNELS,
     "running_stats": RUNNING_STATS,
     "stacked_experts": STACKED_EXPERTS,
     "resize_embeddings": RESIZE_EMBEDDINGS,
@@ -90,6 +96,11 @@ class EngineOptions:
             or a table of positions, is an error, or taken from the first input (`base`).
         on_tokens: tokens that differ between the tokenizers beside the inputs are an error, or the rows of
             different tokens are merged (`merge`).
+        on_prefix: keys of an input that are those of the first one but for their prefixes are an error, or
+            read under the names that they have there (`match`); see `prefixes_between`.
+        on_channels: first layers of image models that take other numbers of channels, as those of inpainting
+            models, are an error, or merged on the channels that the first input has (`base`): those that
+            another one lacks are the first input's.
         running_stats: the running means and variances of normalisation layers are those of the first input
             (`base`), or pooled over the inputs (`pool`), or merged like weights (`merge`); `auto` pools
             for means of models, and takes the first input's for methods of differences. See
@@ -122,6 +133,8 @@ class EngineOptions:
     on_quantised: str = "error"
     on_integers: str = "error"
     on_tokens: str = "error"
+    on_prefix: str = "error"
+    on_channels: str = "error"
     running_stats: str = AUTO
     stacked_experts: str = AUTO
     resize_embeddings: str = "error"

@@ -7,7 +7,7 @@ all tensors of two axes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import RecipeError, did_you_mean, nearest
@@ -20,7 +20,7 @@ KINDS = {
     "convolution": "tensors of three axes and more that are nothing of what follows",
     "experts": "stacked matrices of experts, `[experts, rows, columns]`",
     "embedding": "tables of tokens, positions and classes",
-    "head": "the output layer: `lm_head`, `classifier`, `score`",
+    "head": "the output layer with its biases and norms: `lm_head`, `classifier`, `score`",
     "text_projection": "CLIP's, which the code of TSV-Merge and Iso-C leaves out",
     "vector": "norms, biases and tables of them, all else of one axis or none",
     "running_statistics": "what batch norms have measured",
@@ -37,9 +37,16 @@ _EMBEDDING = re.compile(
     r"(cls|class|mask|reg|register|dist|distillation|storage|query)_tokens?"
 )
 _HEAD = re.compile(
-    r"(\w+_)?heads?|head_dist|\w*classifier|score|qa_outputs|embed_out|unembed(ding)?|"
-    r"(\w+_)?predictions|seq_relationship|vocab_(projector|transform)"
+    r"(?!hc_)(\w+_)?heads?|head_dist|\w*classifier(_\w+)?|score|qa_outputs|embed_out|unembed\w*|"
+    r"(\w+_)?predictions|seq_relationship|vocab_(projector|transform|layer_norm)|\w+_qass|"
+    r"sequence_summary|output_projection|logits_proj|embedding_decoder|(column_)?output_(weights|bias)"
 )
+_NO_OUTPUT = re.compile(r"(\w+_)?(attention|attn|router)")
+"""Modules in which the same names are those of other layers, such as `attention.q_head`."""
+
+_BESIDE = frozenset({"decoder", "dense", "layernorm", "norm", "pooler", "projector"})
+"""Parts of heads, where they stand beside the module that is the whole base model."""
+
 _OUTPUT = re.compile(
     r"(?!(.+\.)?\d+\.)(.+\.)?"
     r"(fc|output|output_layer|logits|proj_out|final_linear|final_layer\.linear|norm_out\.linear_2)"
@@ -51,13 +58,15 @@ _SHIFTS = re.compile(r"(.+\.)?(scale_shift_table|modulation)")
 
 
 def kind_of(key: str, axes: int, is_stack: bool) -> str:
-    """The kind of a key; see `KINDS`.
+    """The kind of a key by itself; see `KINDS`, and `_kinds` for those that the keys beside it decide.
 
     Args:
         key: its name.
         axes: how many its tensor has.
         is_stack: whether it holds several experts, one for each place on its first axis.
     """
+    if _head_by_name(key) is not None:
+        return "head"
     path = key.removesuffix(".weight")
     *modules, name = path.split(".")
     if _STATISTICS.fullmatch(name):
@@ -72,8 +81,18 @@ def kind_of(key: str, axes: int, is_stack: bool) -> str:
         return "convolution"
     if "text_projection" in (*modules, name):
         return "text_projection"
-    is_head = _OUTPUT.fullmatch(path) or any(map(_HEAD.fullmatch, (*modules, name)))
-    return "head" if is_head else "matrix"
+    return "head" if _OUTPUT.fullmatch(path) else "matrix"
+
+
+def _head_by_name(key: str) -> str | None:
+    """The module of a key that is an output layer by its name, from the outermost on; None if none is."""
+    modules = key.split(".")
+    for depth, module in enumerate(modules, 1):
+        if _NO_OUTPUT.fullmatch(module):
+            return None
+        if _HEAD.fullmatch(module):
+            return ".".join(modules[:depth])
+    return None
 
 
 def keys_selected(selector: str, anatomy: Anatomy) -> frozenset[str] | None:
@@ -101,8 +120,23 @@ def kinds_in(anatomy: Anatomy) -> list[str]:
 
 
 def _kinds(anatomy: Anatomy) -> Iterator[tuple[str, str]]:
-    for key, info in anatomy.infos.items():
-        yield key, kind_of(key, len(info.shape), anatomy.is_stack(key))
+    """The kind of each key: all keys of a module that is an output layer are of the head."""
+    alone = {key: kind_of(key, len(info.shape), anatomy.is_stack(key)) for key, info in anatomy.infos.items()}
+    heads = [key for key, kind in alone.items() if kind == "head"]
+    modules = {key.removesuffix(".weight") for key in heads if _head_by_name(key) is None}
+    if heads and _has_base_module(alone):
+        modules |= _BESIDE
+    for key, kind in alone.items():
+        yield key, "head" if any(f"{key}.".startswith(f"{module}.") for module in modules) else kind
+
+
+def _has_base_module(keys: Iterable[str]) -> bool:
+    """Whether one module holds all numbered layers and more, as `bert` does beside `classifier`."""
+    paths = [key.split(".") for key in keys]
+    holders = {path[0] for path in paths if any(map(str.isdecimal, path[1:]))}
+    inside = [path for path in paths if path[0] in holders]
+    depth = next((n for n, names in enumerate(zip(*inside, strict=False)) if len({*names}) > 1), 0)
+    return len(holders) == 1 and not any(path[depth].isdecimal() for path in inside)
 
 
 def require_kind(name: str) -> str:

@@ -68,12 +68,14 @@ class Slice:
         base: the base model, or None.
         settings: the parameters of the slice.
         where: its place in the configuration, for messages.
+        module: the module of the models that it is for; None for whole models.
     """
 
     inputs: tuple[Input, ...]
     base: Reference | None
     settings: Settings
     where: str
+    module: str | None = None
 
 
 @dataclass(frozen=True)
@@ -173,18 +175,47 @@ class _Reader:
         return {}
 
     def slices(self) -> tuple[Slice, ...]:
-        """The one slice of whole models, or the slices of layers."""
-        if _section(self._config) == "models":
-            return (self._whole(),)
+        """The one slice of whole models, or those of their modules, or the slices of layers."""
+        section = _section(self._config)
+        if section == "models":
+            return (self._whole(self._config, ""),)
+        if section == "modules":
+            return tuple(read_each(lambda entry: self._module(*entry), self._modules().items()))
         entries = enumerate(read_entries(self._config["slices"], "slices"))
         return tuple(read_each(lambda entry: self._layers(entry[1], f"slices[{entry[0]}]"), entries))
 
-    def _whole(self) -> Slice:
-        """The slice of whole models; the base is added if it is not among them."""
-        base, inputs = self._models(self._config, "", "models", WHOLE)
+    def _whole(
+        self,
+        config: Mapping[str, Any],
+        prefix: str,
+        settings: Settings | None = None,
+        module: str | None = None,
+    ) -> Slice:
+        """The slice of whole models or of a module; the base is added if it is not among them."""
+        base, inputs = self._models(config, prefix, "models", WHOLE)
         if base is not None and base not in [entry.reference for entry in inputs]:
             inputs.append(Input(base, WHOLE, {}, "base_model"))
-        return self._checked(Slice(tuple(inputs), base, {}, "models"))
+        return self._checked(Slice(tuple(inputs), base, settings or {}, f"{prefix}models", module))
+
+    def _modules(self) -> Mapping[str, Any]:
+        modules = self._config["modules"]
+        if not isinstance(modules, Mapping) or not all(isinstance(name, str) for name in modules):
+            raise ConfigError(f"modules: expected models and parameters by module, got {brief(modules)}.")
+        return modules
+
+    def _module(self, name: str, config: Any) -> Slice:
+        """The slice of one module of the models."""
+        where = f"modules.{name}"
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"{where}: expected 'models', got {brief(config)}.")
+        if config.get("slices"):
+            raise ConfigError(
+                f"{where}.slices: layers of a single module are not read here. Give the module its 'models'; "
+                "a gradient gives each layer its own value."
+            )
+        _check_words(config, ("models", "slices", "parameters"), ("models",), where, self._problems)
+        settings = self.settings(config.get("parameters"), f"{where}.parameters")
+        return self._whole(config, f"{where}.", settings, name)
 
     def _layers(self, config: Mapping[str, Any], where: str) -> Slice:
         _check_words(config, _OF_SLICE, ("sources",), where, self._problems)
@@ -274,14 +305,11 @@ def _check_words(
 
 def _section(config: Mapping[str, Any]) -> str:
     """Which of the sections says what is merged."""
-    if config.get("modules") is not None:
-        raise ConfigError(
-            "modules: parts of a model with settings of their own are not read here. Say them with 'models' "
-            "and filters by the names of keys."
-        )
     present = [word for word in _SECTIONS if config.get(word)]
     if len(present) != 1:
-        raise ConfigError(f"expected exactly one of 'models' and 'slices', got {present or 'none of them'}.")
+        raise ConfigError(
+            f"expected exactly one of 'models', 'slices' and 'modules', got {present or 'none of them'}."
+        )
     return present[0]
 
 

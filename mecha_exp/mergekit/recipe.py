@@ -13,10 +13,13 @@ from typing import Any
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
+from mecha_exp.graph.by_key import DEFAULT
+from mecha_exp.graph.literals import node_by_key
 from mecha_exp.graph.nodes import Node
 from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
 from mecha_exp.mergekit.mixtures.reader import Mixture, is_mixture, read_mixture
 from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
+from mecha_exp.mergekit.modules import module_of_each, selectors_of
 from mecha_exp.mergekit.reader import Configuration, read_configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
 from mecha_exp.mergekit.slice_node import SliceBuilder
@@ -24,6 +27,7 @@ from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
 from mecha_exp.mergekit.vocabulary import Vocabulary
 from mecha_exp.sources import search_path
+from mecha_exp.sources.vocabulary import has_token_rows
 
 
 @dataclass(frozen=True)
@@ -163,16 +167,40 @@ def build(
     models = find_models(configuration.references, folders, offline, merges or {})
     spans = spans_of(configuration, models) if configuration.is_sliced else [{}]
     vocabulary = Vocabulary.of(configuration, models)
-    slices = [
-        SliceBuilder(configuration, part, models, span, vocabulary)
-        for part, span in zip(configuration.slices, spans, strict=True)
-    ]
-    recipe = reduce(lambda above, below: above | below, [part.node() for part in slices])
+    if configuration.slices[0].module is not None:
+        slices, recipe = _of_modules(configuration, models, vocabulary)
+    else:
+        slices = [
+            SliceBuilder(configuration, part, models, span, vocabulary)
+            for part, span in zip(configuration.slices, spans, strict=True)
+        ]
+        recipe = reduce(lambda above, below: above | below, [part.node() for part in slices])
     if configuration.dtype is not None:
         recipe = recipe.to(dtype=configuration.dtype)
     first = models[configuration.slices[0].inputs[0].reference]
     small_files = tokenizer_files_of(configuration, models, vocabulary, first)
     return Merge(recipe, small_files, first=first, slices=slices)
+
+
+def _of_modules(
+    configuration: Configuration, models: Mapping[Reference, StoredModel], vocabulary: Vocabulary | None
+) -> tuple[list[SliceBuilder], Node]:
+    """The merges of the modules of models, and the choice by key between them."""
+    keys = list(dict.fromkeys(key for r in configuration.inputs for key in models[r].infos))
+    module_of = module_of_each([str(part.module) for part in configuration.slices], keys)
+    slices = {}
+    for part in configuration.slices:
+        own = {key for key, module in module_of.items() if module == part.module}
+        inside = {reference: model.only(own) for reference, model in models.items()}
+        tokens = vocabulary if any(map(has_token_rows, own)) else None
+        slices[str(part.module)] = SliceBuilder(configuration, part, inside, {}, tokens)
+    if len(slices) == 1:
+        return [*slices.values()], next(iter(slices.values())).node()
+    nodes = {name: part.node() for name, part in slices.items()}
+    names = selectors_of(module_of)
+    most = max(nodes, key=[*module_of.values()].count)
+    chosen = {selector: nodes[name] for selector, name in names.items() if name != most}
+    return [*slices.values()], node_by_key({**chosen, DEFAULT: nodes[most]})
 
 
 def find_models(

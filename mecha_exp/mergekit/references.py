@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +96,7 @@ class StoredModel:
         lora_keys: those of its adapter.
         recipe: its graph, where it is a merge that is not written.
         small_files: the files that its folder would have in place of those of `path`; see `Job`.
+        is_part: whether `infos` are those of one of its modules, of whose layers config.json may say nothing.
     """
 
     source: str
@@ -105,6 +106,7 @@ class StoredModel:
     lora_keys: tuple[str, ...] = ()
     recipe: Node | None = None
     small_files: SmallFiles = field(default_factory=dict)
+    is_part: bool = False
 
     @staticmethod
     def find(reference: Reference, folders: Sequence[Path], offline: bool) -> StoredModel:
@@ -155,7 +157,12 @@ class StoredModel:
     @cached_property
     def layers(self) -> Layers:
         """The layers of the model; CheckpointError where they cannot be told."""
-        return Layers.of(self.infos, self.source, None if self.recipe else self.path)
+        return Layers.of(self.infos, self.source, None if self.recipe or self.is_part else self.path)
+
+    def only(self, keys: Collection[str]) -> StoredModel:
+        """The model as if it had these keys alone."""
+        infos = {key: info for key, info in self.infos.items() if key in keys}
+        return replace(self, infos=infos, is_part=True)
 
 
 def _find(reference: Reference, folders: Sequence[Path], offline: bool) -> tuple[str, Path]:

@@ -28,6 +28,14 @@ def read_values_as_bytes(source: Source, key: str, start: int, view: memoryview)
     view[:] = byte_view(values)
 
 
+def values_of(source: Source, key: str) -> torch.Tensor:
+    """The tensor of a key, in its dtype."""
+    info = source.info(key)
+    values = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+    source.read_into(key, 0, values.view(-1))
+    return values
+
+
 def same_bytes(key: str, sources: Sequence[Source]) -> bool:
     """Whether sources hold the same bytes at a key that all of them have; two buffers do for any number."""
     size = min((source.info(key).nbytes for source in sources), default=0)

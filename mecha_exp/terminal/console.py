@@ -21,7 +21,7 @@ from mecha_exp.runs.record import json_ready
 _UNLIMITED = 1 << 16
 """A width that no table reaches."""
 _SETTING = re.compile(
-    r"(?<![\w.(])(?=(?:on_(?:extra|integers|missing|nonfinite|quantised|tied|tokens)|resize_embeddings"
+    r"(?<![\w.(])(?=(?:on_(?:channels|extra|integers|missing|nonfinite|prefix|quantised|tied|tokens)|resize_embeddings"
     r"|running_stats|stacked_experts|memory_budget)=\w)"
 )
 """The places before the settings that messages of the engine name."""

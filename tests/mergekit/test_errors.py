@@ -33,10 +33,10 @@ def said(config: str, **options: object) -> str:
         ("models: [{model: a}]", "merge_method: unknown method None"),
         (TIES + A + "densty: 1", "configuration: unknown word 'densty'."),
         (TIES + A + "parameter: {}", "configuration: unknown word 'parameter'. Did you mean 'parameters'?"),
-        (TIES, "expected exactly one of 'models' and 'slices', got none of them."),
+        (TIES, "expected exactly one of 'models', 'slices' and 'modules', got none of them."),
         (
             TIES + A + "slices: [{}]",
-            "expected exactly one of 'models' and 'slices', got ['models', 'slices'].",
+            "expected exactly one of 'models', 'slices' and 'modules', got ['models', 'slices'].",
         ),
         (TIES + "models: {model: a}", "models: expected a list of mappings, got {'model': 'a'}."),
         (TIES + "models: [{modle: a}]", "models[0]: unknown word 'modle'. Did you mean 'model'?"),
@@ -134,8 +134,8 @@ def said(config: str, **options: object) -> str:
             "this has words of a mixture of experts (mergekit-moe), whose configuration has a file of its",
         ),
         (
-            "merge_method: ties\nmodules: {text: {}}",
-            "modules: parts of a model with settings of their own are not",
+            "merge_method: linear\nmodules: [text]",
+            "modules: expected models and parameters by module, got ['text'].",
         ),
         (
             TIES + "models: [{model: elsewhere}]\nparameters: {weight: 1}",

@@ -11,8 +11,9 @@ from typing import Any
 
 from mecha_exp.app.recipes.measured_statistics import with_measured, without_measured
 from mecha_exp.checkpoint.sidecars import SmallFiles
-from mecha_exp.errors import ConfigError
-from mecha_exp.graph.nodes import InMemory, Node, models_of
+from mecha_exp.errors import ConfigError, brief, did_you_mean
+from mecha_exp.graph.nodes import InMemory, Node, call, models_of
+from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.lab.points import SEED_PATH
 from mecha_exp.mergekit.documents import by_name, load_documents, paths_in, with_values
 from mecha_exp.mergekit.methods import METHODS, SEED
@@ -45,7 +46,35 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
     recipe = _built(with_measured(config.get("recipe"), folders), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     values = {name: config[name] for name in names if config.get(name) is not None}
-    return for_keys(fill_from_files(recipe, values, folders), config.get(KEYS))
+    filled = fill_from_files(recipe, values, folders)
+    return for_keys(_renamed(filled, config["models"].get("rename")), config.get(KEYS))
+
+
+def _renamed(recipe: Node, rules: Any) -> Node:
+    """A recipe that reads some of its models under other keys: `{MODEL: "OLD -> NEW, ..."}`.
+
+    Raises:
+        ConfigError: expected a mapping of models to rules, or the recipe does not read one of the models.
+    """
+    if not rules:
+        return recipe
+    if not isinstance(rules, Mapping) or not all(isinstance(rule, str) for rule in rules.values()):
+        raise ConfigError(
+            "models.rename: expected rules by model, such as {b.safetensors: '* -> bert.*'}, got "
+            f"{brief(rules)}."
+        )
+    models = {str(model.source): model for model in models_of(recipe)}
+    for name in rules:
+        if name not in models:
+            raise ConfigError(
+                f"models.rename: the recipe reads no model {name!r}, as it is written there."
+                f"{did_you_mean(str(name), models)}"
+            )
+    calls: dict[Node, Node] = {
+        models[name]: call("rename_keys", models[name], rule) for name, rule in rules.items()
+    }
+    (renamed,) = rewrite([recipe], lambda node: calls.get(node, node))
+    return renamed
 
 
 def _require_free_names(path: Path, reserved: Sequence[str]) -> None:

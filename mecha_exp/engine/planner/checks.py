@@ -16,6 +16,7 @@ from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, calls_of
 from mecha_exp.recipe.keys import merges_nothing
 from mecha_exp.sources.inputs import Sources
+from mecha_exp.sources.views.channels import is_of_channels
 
 SHOWN_KEYS = 10
 
@@ -138,7 +139,21 @@ def missing_values(classes: Classes) -> Iterator[str]:
 def different_shapes(classes: Classes, merged: MergedModels, sources: Sources) -> Iterator[str]:
     """Keys whose shapes differ between the models that one recipe merges at that key."""
     cure = "Only models of one architecture can be merged."
-    yield from _different(classes, merged, sources, lambda info: info.shape, "shapes that differ", cure)
+    channels = (
+        "They take other numbers of channels, as inpainting models do. on_channels=base merges the channels "
+        "that both have, and gives the result those of the first input."
+    )
+    of_channels = {key for key, each in classes.items() if _is_of_channels(key, each, merged)}
+    for keys, its_cure in ((of_channels, channels), (classes.keys() - of_channels, cure)):
+        some_classes = {key: each for key, each in classes.items() if key in keys}
+        yield from _different(
+            some_classes, merged, sources, lambda info: info.shape, "shapes that differ", its_cure
+        )
+
+
+def _is_of_channels(key: str, each: KeyClass, merged: MergedModels) -> bool:
+    shapes = {each.stored[model].shape for model in merged[each] if model in each.stored}
+    return len(shapes) > 1 and is_of_channels(key, list(shapes))
 
 
 def different_kinds(classes: Classes, merged: MergedModels, sources: Sources) -> Iterator[str]:
@@ -208,7 +223,7 @@ def _different(
                 traits.setdefault(trait(each.stored[model]), sources[model].name)
         if len(traits) > 1:
             differences[each] = ", ".join(f"{_shown(value)} in {name}" for value, name in traits.items())
-    if differences:
+    if any(each in differences for each in classes.values()):
         lines = [f"{key}: {differences[each]}" for key, each in classes.items() if each in differences]
         shown = "".join(f"\n    {line}" for line in lines[:SHOWN_KEYS])
         rest = f"\n    and {len(lines) - SHOWN_KEYS} more" if len(lines) > SHOWN_KEYS else ""

@@ -6,19 +6,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mecha_exp.architectures import AdapterConfig, Detection, ModelConfig, Views, views
+from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.configurations import different_settings
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
 from mecha_exp.engine.planner.keys.extra_keys import drop_extra_keys
-from mecha_exp.engine.planner.vocabulary import models_merged, unify_vocabularies
+from mecha_exp.engine.planner.statistics import STATISTICS
+from mecha_exp.engine.planner.vocabulary import (
+    APPROXIMATE_ROWS,
+    RENAME_KEYS,
+    TAKE_ROWS,
+    models_merged,
+    unify_vocabularies,
+)
 from mecha_exp.engine.report import Notice
 from mecha_exp.errors import ConfigError, RecipeError, counted, some
-from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, walk
+from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, models_of, walk
 from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.views.channels import with_first_channels
+from mecha_exp.sources.views.names import in_other_names
+from mecha_exp.sources.views.positions import with_whole_positions
+from mecha_exp.sources.views.prefixes import prefixes_between
+
+_OF_OWN_KEYS = (LORA_DELTA, STATISTICS, RENAME_KEYS, TAKE_ROWS, APPROXIMATE_ROWS)
+"""Methods that say themselves how the keys of their models are read."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +62,46 @@ def prepare_inputs(
         CheckpointError: inputs that do not fit each other, where that is an error.
         RecipeError: `omit_non_finite` of a node that is not a model.
     """
+    opened, prefixed = with_one_prefix(recipes, opened, options)
     configs = ConfigInference.over(opened)
     sources, lines = in_one_format(recipes, opened, configs)
     dropped, notices = drop_extra_keys(opened, sources, configs, options)
     scanned = set(sources) if options.on_nonfinite == "skip" else _only_finite(recipes)
     finite = {model: FiniteSource(sources[model]) for model in scanned}
-    lines = [*notes_on(opened.values()), *lines]
+    whole, positions = with_whole_positions(sources | finite)
+    if options.on_channels == "base":
+        models = [model for model in models_merged(recipes) if model in whole]
+        whole, channels = with_first_channels(models, whole)
+        positions += channels
+    lines = [*notes_on(opened.values()), *prefixed, *lines]
     lines += different_settings(sources[model] for model in models_merged(recipes) if model in sources)
-    notices = [*map(Notice, lines), *notices, *map(Notice, _spoilt_lines(finite.values()))]
-    sources = unify_vocabularies(recipes, sources | finite, options)
+    notices = [*map(Notice, lines), *notices, *map(Notice, [*_spoilt_lines(finite.values()), *positions])]
+    sources = unify_vocabularies(recipes, whole, options)
     return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))
+
+
+def with_one_prefix(
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source], options: EngineOptions
+) -> tuple[Mapping[ModelNode, Source], list[str]]:
+    """With `on_prefix=match`, the inputs under the keys of the first one, where they differ by prefixes.
+
+    Also a line about each that is read so. A model of whose keys the recipe says itself how they are read,
+    such as a LoRA file, is left as it is.
+    """
+    if options.on_prefix == "error":
+        return sources, []
+    own = set(models_of(*(call for call in calls_of(*recipes) if is_call(call, *_OF_OWN_KEYS))))
+    models = [model for model in models_of(*recipes) if model not in own]
+    matched, lines = dict(sources), []
+    for model in models[1:]:
+        source, reference = sources[model], sources[models[0]]
+        if found := prefixes_between(source, reference):
+            matched[model] = in_other_names(source, found.rules)
+            lines.append(
+                f"{source.name}: {found.shared} of its {counted(len(found.names), 'key')}, {found}, are read "
+                f"under the names that they have in {reference.name}"
+            )
+    return matched, lines
 
 
 def in_one_format(

@@ -17,12 +17,13 @@ from mecha_exp.errors import counted, some
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.source import same_bytes
+from mecha_exp.sources.views.positions import POSITIONS
 
 COUNTERS = frozenset(
     {
         *("num_batches_tracked", "n_averaged", "num_updates", "num_calls", "cluster_usage_count"),
         *("step", "steps", "global_step", "iteration", "epoch", "initted", "inited", "initialized"),
-        *("position_ids", "token_type_ids", "relative_position_index", "relative_coords_table"),
+        *(POSITIONS, "token_type_ids", "relative_position_index", "relative_coords_table"),
     }
 )
 """The last words of keys that count something, or that number positions."""

@@ -22,7 +22,7 @@ from mecha_exp.architectures.stacks import is_known_stack
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT, Binder, output_dtype_words
-from mecha_exp.engine.planner.inputs import in_one_format
+from mecha_exp.engine.planner.inputs import in_one_format, with_one_prefix
 from mecha_exp.engine.planner.vocabulary import unify_vocabularies
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.graph.by_key import ByKey, table
@@ -67,7 +67,7 @@ def meaning_of(
     """
     methods = frozenset(call.method for call in calls_of(recipe))
     versions = tuple(_version(path) for path in files.values())
-    settings = (options.on_tied, options.resize_embeddings)
+    settings = (options.on_tied, options.on_prefix, options.resize_embeddings)
     headers = _headers(tuple(files), methods, versions, settings, registered())
     try:
         with contextlib.ExitStack() as stack:
@@ -88,6 +88,7 @@ class _Headers:
 
     def read(self, recipe: Node, opened: Mapping[ModelNode, Source], options: EngineOptions) -> None:
         """Read the keys of opened models."""
+        opened, _ = with_one_prefix([recipe], opened, options)
         configs = ConfigInference.over(opened)
         sources, _ = in_one_format([recipe], opened, configs)
         self._configs = config_digests([recipe], sources, configs)

@@ -18,6 +18,7 @@ from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.views.prefixes import prefixes_between
 
 SHOWN_KEYS = 10
 
@@ -66,6 +67,7 @@ class MissingKeys:
         for key, nodes in lacking.items():
             for node in nodes:
                 keys_by_node.setdefault(node, []).append(key)
+        yield from self._other_prefixes(keys_by_node)
         alike: dict[tuple[str, ...], list[str]] = {}
         for node, keys in keys_by_node.items():
             if isinstance(node, ModelNode):
@@ -84,6 +86,29 @@ class MissingKeys:
                 f"{some(keys, SHOWN_KEYS)}. {reason} on_missing=skip leaves such keys out, "
                 "on_missing=base takes them from the first input that has them."
             )
+
+    def _other_prefixes(self, lacking: dict[Node, list[str]]) -> Iterator[str]:
+        """A message for each model with the keys of the first but for their prefixes.
+
+        The keys that are missing because of them are taken out of `lacking`.
+        """
+        models = [model for model in self._sources if model in lacking]
+        for model in models[1:]:
+            source, first = self._sources[model], self._sources[models[0]]
+            if (found := prefixes_between(source, first)) is None:
+                continue
+            yield (
+                f"{source.name} has keys that are equal to those of {first.name} but for the prefix: "
+                f"{found.shared} of its {counted(len(found.names), 'key')}, {found}. on_prefix=match reads "
+                f"them as the same. rename_keys, or models.rename on the command line, does so by rules: "
+                f"'{found.rules}'."
+            )
+            names = {*found.names.values()}
+            for node, keys in [*lacking.items()]:
+                explained = names if node == model else found.names
+                lacking[node] = [key for key in keys if key not in explained]
+        for node in [node for node, keys in lacking.items() if not keys]:
+            del lacking[node]
 
     def _part(self, key: str, nodes: Sequence[Node], holders: Sequence[ModelNode]) -> str | None:
         """The component of a key that all these nodes lack, or the key if it is optional; None: an error.
