@@ -27,7 +27,6 @@ from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
 from mecha_exp.mergekit.vocabulary import Vocabulary
 from mecha_exp.sources import search_path
-from mecha_exp.sources.vocabulary import has_token_rows
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def _of_modules(
     for part in configuration.slices:
         own = {key for key, module in module_of.items() if module == part.module}
         inside = {reference: model.only(own) for reference, model in models.items()}
-        tokens = vocabulary if any(map(has_token_rows, own)) else None
+        tokens = vocabulary if any(model.token_axes for model in inside.values()) else None
         slices[str(part.module)] = SliceBuilder(configuration, part, inside, {}, tokens)
     if len(slices) == 1:
         return [*slices.values()], next(iter(slices.values())).node()
