@@ -13,9 +13,11 @@ import yaml
 from mecha_exp.errors import ConfigError, brief, did_you_mean
 from mecha_exp.mergekit.methods import METHODS, NO_EFFECT
 from mecha_exp.mergekit.reader import Configuration
+from mecha_exp.mergekit.references import MODEL_WORDS
 
 _FREE = ("merge_method", "base_model", "dtype", "out_dtype", "chat_template")
 _FIXED = ("name", "tokenizer")
+_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
@@ -41,12 +43,17 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain values, and no word twice in one mapping: PyYAML takes the last one without a message."""
+    """Reads plain values, names of models as they are written, and no word twice in one mapping.
+
+    PyYAML takes a model `100` for a number, and the last of two words without a message.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         words: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key, value in ((k, v) for k, v in node.value if isinstance(k, yaml.ScalarNode)):
+            if key.value in MODEL_WORDS and isinstance(value, yaml.ScalarNode) and value.tag != _NULL:
+                value.tag = _TEXT
             if key.value in words and key.value != "<<":
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value!r} is there twice", problem_mark=key.start_mark

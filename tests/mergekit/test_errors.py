@@ -41,7 +41,10 @@ def said(config: str, **options: object) -> str:
         (TIES + "models: {model: a}", "models: expected a list of mappings, got {'model': 'a'}."),
         (TIES + "models: [{modle: a}]", "models[0]: unknown word 'modle'. Did you mean 'model'?"),
         (TIES + "models: [{parameters: {}}]", "models[0]: names no 'model'."),
-        (TIES + "models: [{model: 3}]", "models[0].model: expected the path or the name of a model, got 3."),
+        (
+            TIES + "models: [{model: [3]}]",
+            "models[0].model: expected the path or the name of a model, got [3].",
+        ),
         (TIES + "models: [{model: a@b@c}]", "models[0].model: expected a model as PATH, ORG/NAME@REVISION"),
         (TIES + "models: [{model: a}, {model: a}]", "models: a is there twice. An input is named once."),
         (f"merge_method: ties\n{A}", "models: ties needs a base model. Name it: base_model: ORG/MODEL"),
@@ -330,7 +333,7 @@ def test_a_path_to_a_value_that_leads_nowhere_is_an_error(path: str, message: st
             ["merge_method: unknown method 'tise'.", "dtype: unknown", "out_dtype: unknown dtype 'int8'."],
         ),
         (
-            "merge_method: ties\nbase_model: 3\nchat_template: chatml\nmodels: [{model: a@b@c}]",
+            "merge_method: ties\nbase_model: [3]\nchat_template: chatml\nmodels: [{model: a@b@c}]",
             ["base_model: expected the path", "models[0].model: expected a model as", "chat_template: 'chat"],
         ),
         (
@@ -344,7 +347,7 @@ def test_a_path_to_a_value_that_leads_nowhere_is_an_error(path: str, message: st
             ],
         ),
         (
-            f"merge_method: ties\n{A}parameters: {{lambda: a}}\ntokenizer: {{source: 3, tokens: {{x: 1}}}}",
+            f"merge_method: ties\n{A}parameters: {{lambda: a}}\ntokenizer: {{source: [3], tokens: {{x: 1}}}}",
             [
                 "parameters.lambda: expected a number",
                 "models: ties needs a base model.",
@@ -355,7 +358,7 @@ def test_a_path_to_a_value_that_leads_nowhere_is_an_error(path: str, message: st
         (
             "merge_method: passthrough\nslices:\n"
             "- {sources: [{model: a, layer_range: [0]}], parameters: {scale: x}}\n"
-            "- {sources: [{model: 3, layer_range: [2, 1]}], residual_weight: 1}",
+            "- {sources: [{model: [3], layer_range: [2, 1]}], residual_weight: 1}",
             [
                 "slices[0].parameters.scale: expected a number",
                 "slices[1].residual_weight: mergekit reads it nowhere.",
