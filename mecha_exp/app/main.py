@@ -109,9 +109,10 @@ def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -
             problems.add(error)
         else:
             check_writable(folder / "run.json", 0)
-            if line.config.tracking.uri:
-                experiment(line.config.tracking.experiment)
-                absolute_uri(str(line.config.tracking.uri))
+            tracking = Tracking.of(line.config.tracking)
+            if tracking.uri:
+                experiment(tracking.experiment)
+                absolute_uri(tracking.uri)
             return point, scoring
     problems.raise_as(ConfigError)
     raise ConfigError("the sweep has no points.")
@@ -215,7 +216,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
 
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     sweep, adaptive = _prepare_sweep(line, bench)
-    tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
+    tracking = Tracking.of(line.config.tracking)
     _say_what_is_left_out(line)
     at_work = adaptive.at_work() if isinstance(adaptive, Search) else nullcontext()
     with claimed_folder(line, bench) as folder, at_work:
@@ -298,7 +299,7 @@ def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> in
     if trouble:
         show_error(f"{trouble} {how_to_log_later(folder)}")
         return 1
-    if line.config.tracking.uri:
+    if Tracking.of(line.config.tracking).uri:
         stdout.print("the dashboard python -m mecha_exp ui")
     return 0
 
