@@ -16,6 +16,7 @@ from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
+from mecha_exp.app.recipes.templates import notes_of
 from mecha_exp.app.run import run_point
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of
@@ -161,7 +162,9 @@ def _folder(line: CommandLine, mode: str) -> Path:
 
 def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = _folder(line, "run")
-    _, scoring = _require_one_good_point(line, bench, folder)
+    point, scoring = _require_one_good_point(line, bench, folder)
+    for note in notes_of(point.config, point.options.model_dirs):
+        print_line(note)
     check_race(line, scoring)
     if not any(word.startswith("hydra.run.dir=") for word in line.overrides):
         folder = make_new_folder(folder)
@@ -206,6 +209,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
     point, scoring = _require_one_good_point(line, bench, _folder(line, "sweep"))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
+    sweep.notes += notes_of(point.config, point.options.model_dirs)
     adaptive = _adaptive(line, point, scoring, title, bench)
     sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)

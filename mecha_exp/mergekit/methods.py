@@ -196,7 +196,7 @@ class _TaskArithmetic:
                 "to the L1 norm that it had; remove 'rescale', or use dare_ties or dare_linear."
             )
         if self.limit:
-            arguments[self.limit[0]] = _the_same(self.limit[0], values.each[self.limit[0]])
+            arguments[self.limit[0]] = list(values.each[self.limit[0]])
         return arguments
 
     def _of_election(self, values: Values) -> Arguments:
@@ -213,13 +213,6 @@ class _TaskArithmetic:
     def method(self) -> Method:
         """The entry of the table."""
         return Method(self.parameters, REQUIRED, self.arguments, _from_base(self.ours))
-
-
-def _the_same(name: str, values: Sequence[float]) -> float:
-    """The value that all models have."""
-    if len(set(values)) > 1:
-        raise ConfigError(f"{name}: one value for all models is supported, got {list(values)}.")
-    return values[0] if values else 0.0
 
 
 _FAMILY = (

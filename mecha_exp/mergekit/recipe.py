@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,14 @@ from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.nodes import Node
-from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
+from mecha_exp.mergekit.documents import (
+    by_name,
+    check_effect,
+    in_order,
+    load_documents,
+    values_by_document,
+    with_values,
+)
 from mecha_exp.mergekit.mixtures.reader import Mixture, is_mixture, read_mixture
 from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
 from mecha_exp.mergekit.reader import Configuration, read_configuration
@@ -24,6 +32,8 @@ from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
 from mecha_exp.mergekit.vocabulary import Vocabulary
 from mecha_exp.sources import search_path
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Merge:
         config: the content of the configuration, with the values that were changed.
         first: its first input, whose config.json the output gets; None of other recipes.
         slices: what it is made of.
+        notes: what of the configuration has no effect, in sentences.
     """
 
     recipe: Node
@@ -43,6 +54,7 @@ class Merge:
     config: Mapping[str, Any] | None = None
     first: StoredModel | None = None
     slices: Sequence[SliceBuilder] = ()
+    notes: tuple[str, ...] = ()
 
     def as_model(self, name: str) -> StoredModel:
         """The merge as an input of another: its graph, rounded to the dtype in which it would be written.
@@ -90,7 +102,10 @@ def from_mergekit(
 
     >>> merge(from_mergekit("ties.yml"), "merged")
     """
-    return read_merge(config, values, [Path(folder) for folder in model_dirs], offline).recipe
+    merge = read_merge(config, values, [Path(folder) for folder in model_dirs], offline)
+    for note in merge.notes:
+        log.warning(note)
+    return merge.recipe
 
 
 def read_merge(
@@ -105,7 +120,9 @@ def read_merge(
         if is_mixture(changed):
             merge = _build_mixture(read_mixture(changed), folders, offline)
         else:
-            merge = build(read_configuration(changed), folders, offline)
+            configuration = read_configuration(changed)
+            check_effect(configuration, values or {})
+            merge = build(configuration, folders, offline)
         return replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)
@@ -125,14 +142,16 @@ def _merge_of_documents(
     for name, own in values_by_document(named, values).items():
         with problems.collected(ConfigError), _of_document(name):
             configurations[name] = read_configuration(with_values(named[name], own))
+            check_effect(configurations[name], own)
     problems.raise_as(ConfigError)
     merges: dict[str, StoredModel] = {}
     *before, last = in_order(configurations)
     for name in before:
         with _of_document(name):
             merges[name] = build(configurations[name], folders, offline, merges).as_model(name)
+    notes = tuple(note for configuration in configurations.values() for note in configuration.notes)
     with _of_document(last):
-        return build(configurations[last], folders, offline, merges)
+        return replace(build(configurations[last], folders, offline, merges), notes=notes)
 
 
 def _of_document(name: str) -> AbstractContextManager[None]:
@@ -172,7 +191,7 @@ def build(
         recipe = recipe.to(dtype=configuration.dtype)
     first = models[configuration.slices[0].inputs[0].reference]
     small_files = tokenizer_files_of(configuration, models, vocabulary, first)
-    return Merge(recipe, small_files, first=first, slices=slices)
+    return Merge(recipe, small_files, first=first, slices=slices, notes=configuration.notes)
 
 
 def find_models(

@@ -191,9 +191,8 @@ def _require_rows(
     if lacking:
         tokens_are = counted(len(lacking), f"token of {model} is", f"tokens of {model} are")
         raise CheckpointError(
-            f"{settings.where}: {tokens_are} beyond the rows of its embedding: "
-            f"{some(lacking, 3)}. Take the tokenizer of another model (tokenizer_source: MODEL), or resize the "
-            "embedding."
+            f"{settings.where}: {tokens_are} beyond the rows of its embedding: {some(lacking, 3)}. Take the "
+            "tokenizer of another model (tokenizer_source: MODEL), or resize the embedding."
         )
 
 
