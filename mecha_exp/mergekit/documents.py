@@ -209,6 +209,8 @@ def check_effect(configuration: Configuration, paths: Iterable[str]) -> None:
                 f"{path}: {configuration.method_name} has no parameters of the base model, so that it would "
                 "change nothing. Give one to the other models."
             )
+        if path.partition("parameters.")[2].partition(".")[0] in configuration.method.without_effect:
+            problems.add(f"{path}: {configuration.method_name} makes nothing sparse, so it changes nothing.")
         if match and _is_overridden(configuration, match["name"], match["slice"]):
             problems.add(
                 f"{path}: each model has a value of its own, which counts before this one, so that it would "

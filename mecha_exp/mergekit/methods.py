@@ -65,6 +65,7 @@ class Method:
         base: whether it needs a base model.
         counts: the fewest and the most inputs, the base counted.
         others: the fewest and the most inputs without the base.
+        without_effect: the names of parameters that mergekit takes and does not use.
         arguments: the hyperparameters of our method, from the values at a key.
         build: makes the node from the base (or None), the other inputs and the hyperparameters.
     """
@@ -75,6 +76,7 @@ class Method:
     build: Callable[[Node | None, Sequence[Node], Arguments], Node]
     counts: tuple[int, int | None] = (1, None)
     others: tuple[int, int | None] = (0, None)
+    without_effect: tuple[str, ...] = ()
 
 
 # sums and centres
@@ -212,7 +214,9 @@ class _TaskArithmetic:
 
     def method(self) -> Method:
         """The entry of the table."""
-        return Method(self.parameters, REQUIRED, self.arguments, _from_base(self.ours))
+        without_effect = () if self.sparsifies else ("density", "rescale")
+        build = _from_base(self.ours)
+        return Method(self.parameters, REQUIRED, self.arguments, build, without_effect=without_effect)
 
 
 _FAMILY = (

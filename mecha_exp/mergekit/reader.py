@@ -163,7 +163,13 @@ class _Reader:
 
     def settings(self, config: Any, where: str, *, of_input: bool = False) -> Settings:
         """A section of parameters; those with one value for all have no meaning for a single input."""
-        for name in config if of_input and isinstance(config, Mapping) else ():
+        is_mapping = isinstance(config, Mapping)
+        if is_mapping and (names := [name for name in config if name in self.method.without_effect]):
+            self.notes.append(
+                f"{where}: {self.name} makes nothing sparse and ignores {', '.join(names)}, as mergekit does."
+            )
+            config = {name: value for name, value in config.items() if name not in names}
+        for name in config if of_input and is_mapping else ():
             if name in self.method.parameters and self.method.parameters[name].scope == SHARED:
                 self._problems.add(
                     f"{where}.{name}: {self.name} has one value for all inputs, and mergekit would ignore "

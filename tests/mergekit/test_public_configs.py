@@ -134,6 +134,20 @@ def test_a_value_that_each_model_overrides_is_refused(own: str, is_refused: bool
     from_mergekit({**config, "parameters": {"weight": 0.3}})
 
 
+def test_a_density_of_task_arithmetic_is_a_warning_and_not_swept(
+    here: Path, caplog: pytest.LogCaptureFixture
+):
+    config = yaml.safe_load(of_method("task_arithmetic", "- model: base\n"))
+    with_density = {**config, "parameters": {**config["parameters"], "density": 0.5, "rescale": True}}
+
+    assert from_mergekit(with_density) == from_mergekit(config)
+    assert [record.message for record in caplog.records] == [
+        "parameters: task_arithmetic makes nothing sparse and ignores density, rescale, as mergekit does."
+    ]
+    with pytest.raises(ConfigError, match=r"parameters.density: task_arithmetic makes nothing sparse"):
+        from_mergekit(with_density, values={"parameters.density": 0.3})
+
+
 def test_a_value_for_the_base_is_refused(here: Path):
     config = yaml.safe_load(of_method("ties", BASE))
 
