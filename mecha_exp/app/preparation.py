@@ -56,17 +56,20 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 def _with_paths(cfg: DictConfig) -> DictConfig:
     """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths."""
     models = as_written(cfg.models)
-    experts = models.get("experts")
-    paths = (
-        [str(path) if is_number(path) else path for path in experts] if isinstance(experts, list) else experts
-    )
-    base = str(models["base"]) if is_number(models.get("base")) else models.get("base")
-    if (base, paths) == (models.get("base"), experts):
+    paths = {name: _as_paths(models[name]) for name in ("base", "experts", "sets") if name in models}
+    if all(models[name] == value for name, value in paths.items()):
         return cfg
     changed = copy.deepcopy(cfg)
     with open_dict(changed):
-        changed.models.update({"base": base, "experts": paths})
+        changed.models.update(paths)
     return changed
+
+
+def _as_paths(value: Any) -> Any:
+    """A value with texts for the numbers in it."""
+    if isinstance(value, list):
+        return [_as_paths(item) for item in value]
+    return str(value) if is_number(value) else value
 
 
 def _normal(config: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,10 @@ _PATHS = (
     *("models.base", "models.dir", "models.cache", "recipe.path", "sweep.file", "output.path", "store"),
     "tracking.uri",
 )
-_LISTS_OF_PATHS = ("models.experts", "models.statistics", "models.masks", "models.data", "plugins")
+_LISTS_OF_PATHS = (
+    *("models.experts", "models.sets", "models.statistics", "models.masks", "models.data"),
+    "plugins",
+)
 _NEW = ("output.path", "models.cache")
 """Paths that need not exist yet."""
 
@@ -126,10 +129,16 @@ def _literal(key: str, value: str, folders: Sequence[Path]) -> str:
 
 
 def _list_of_literals(value: str, folders: Sequence[Path]) -> str:
-    """A list with those of its parts in quotes that are paths."""
+    """A list with those of its parts in quotes that are paths, and those of lists in it."""
     parts = [part.strip() for part in split(value[1:-1])]
-    words = [quoted(part) if _is_literal("", part, folders) else part for part in parts]
+    words = [_literal_in_list(part, folders) for part in parts]
     return f"[{','.join(words)}]" if words != parts else value
+
+
+def _literal_in_list(part: str, folders: Sequence[Path]) -> str:
+    if _is_literal("", part, folders):
+        return quoted(part)
+    return _list_of_literals(part, folders) if part.startswith("[") and part.endswith("]") else part
 
 
 def _is_literal(key: str, value: str, folders: Sequence[Path]) -> bool:

@@ -140,6 +140,20 @@ def test_a_folder_that_is_called_like_a_number_is_a_path_in_a_list_too(app, fold
         assert inputs == {f"input/{name}": name, "input/b": "b"}
 
 
+def test_sets_of_experts_may_be_called_like_numbers(app, folder):
+    for name in ("100", "200", "nan", "007", "base"):
+        (folder / name).mkdir()
+        save_file({"w": torch.ones(2)}, folder / name / "model.safetensors")
+    sets = ["models.base=base", "models.sets=[[100,200],[nan,007]]", "sweep.replicate=[experts]"]
+
+    outcome = app("recipe=task_arithmetic", *sets, "alpha=0.1,0.2", "evaluator=none", "output=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    records = [json.loads(path.read_text()) for path in folder.glob("outputs/multiruns/*/*/run.json")]
+    inputs = {tuple(name for name in r["parameters"] if "input/" in name) for r in records}
+    assert inputs == {("input/base", "input/100", "input/200"), ("input/base", "input/nan", "input/007")}
+
+
 def test_models_of_a_group_may_be_numbers(app, folder):
     for name in ("100", "200", "1.5"):
         (folder / "ckpt" / name).mkdir(parents=True)
