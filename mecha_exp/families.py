@@ -195,7 +195,9 @@ def tied_to(key: str, shapes: Shapes, shape: Sequence[int] = ()) -> str | None:
         return None
     tables = [table for table in embeddings(shapes) if "per_layer" not in table and table != key]
     if is_embedding(key):
-        tables = [table for table in tables if _module_around(table) in _modules(_module_around(key))]
+        own = _module_around(key)
+        has_own = any(other.startswith(f"{own}.") for other in shapes)
+        tables = [table for table in tables if has_own and _module_around(table) in _modules(own)]
     elif not is_output(key) and key.rpartition(".")[0] not in _OUTPUTS_IF_AS_LARGE:
         return None
 

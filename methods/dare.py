@@ -142,14 +142,15 @@ def probability_by_rank(
 def _della(
     deltas: list[Node],
     density: float | list[float],
-    epsilon: float,
+    epsilon: float | list[float],
     variant: str,
     rescale: bool | str,
     seed: int,
 ) -> list[Node]:
     kept: list[Node] = []
-    reach = epsilon / 2 if variant == "paper" else epsilon
-    for i, (delta, share) in enumerate(zip(deltas, spread(density, len(deltas)), strict=True)):
+    each = zip(deltas, spread(density, len(deltas)), spread(epsilon, len(deltas)), strict=True)
+    for i, (delta, share, width) in enumerate(each):
+        reach = width / 2 if variant == "paper" else width
         if share == 1:
             kept.append(delta)
             continue
@@ -159,13 +160,16 @@ def _della(
                 f"epsilon: {share:g} - {reach:g} and {share:g} + {reach:g} must lie between 0 and 1, "
                 f"since they are probabilities. Give an epsilon below {below:g}."
             )
-        chances = probability_by_rank(delta, density=share, epsilon=epsilon, variant=variant)
+        chances = probability_by_rank(delta, density=share, epsilon=width, variant=variant)
         kept.append(dropped_entries(delta, chances, rescale, seed, i))
     return kept
 
 
 Epsilon = Parameter(
-    float, ge=0, lt=1, help="width of the window of probabilities in a row (paper), or half of it (mergekit)"
+    list[float],
+    ge=0,
+    lt=1,
+    help="width of the window of probabilities in a row (paper), or half of it (mergekit): one, or a list",
 )
 Window = Parameter(str, choices=("paper", "mergekit"), help="whether epsilon is the window or half of it")
 Normalize = Parameter(bool, help="divide by the weights of the models that are summed")

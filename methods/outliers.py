@@ -68,17 +68,19 @@ def _breadcrumbs(
     deltas: list[Node],
     weights: float | list[float],
     density: float | list[float],
-    gamma: float,
+    gamma: float | list[float],
     variant: str,
     consensus: bool,
 ) -> Node:
     crumbs = crumbs_of_rows if variant == "paper" else _crumbs
-    each = zip(deltas, spread(density, len(deltas)), strict=True)
-    kept = [crumbs(delta, density=share, gamma=gamma) for delta, share in each]
+    each = zip(deltas, spread(density, len(deltas)), spread(gamma, len(deltas)), strict=True)
+    kept = [crumbs(delta, density=share, gamma=dropped) for delta, share, dropped in each]
     return merged_deltas(kept, weights, consensus)
 
 
-Gamma = Parameter(float, ge=0, lt=1, help="fraction of the largest entries that is dropped")
+Gamma = Parameter(
+    list[float], ge=0, lt=1, help="fraction of the largest entries that is dropped: one for all, or a list"
+)
 
 
 Slices = Parameter(

@@ -16,6 +16,7 @@ from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
+from mecha_exp.app.recipes.templates import notes_of
 from mecha_exp.app.run import run_point
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of
@@ -109,9 +110,10 @@ def _require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) -
             problems.add(error)
         else:
             check_writable(folder / "run.json", 0)
-            if line.config.tracking.uri:
-                experiment(line.config.tracking.experiment)
-                absolute_uri(str(line.config.tracking.uri))
+            tracking = Tracking.of(line.config.tracking)
+            if tracking.uri:
+                experiment(tracking.experiment)
+                absolute_uri(tracking.uri)
             return point, scoring
     problems.raise_as(ConfigError)
     raise ConfigError("the sweep has no points.")
@@ -160,7 +162,9 @@ def _folder(line: CommandLine, mode: str) -> Path:
 
 def _run_one(line: CommandLine, bench: Workbench) -> int:
     folder = _folder(line, "run")
-    _, scoring = _require_one_good_point(line, bench, folder)
+    point, scoring = _require_one_good_point(line, bench, folder)
+    for note in notes_of(point.config, point.options.model_dirs):
+        print_line(note)
     check_race(line, scoring)
     if not any(word.startswith("hydra.run.dir=") for word in line.overrides):
         folder = make_new_folder(folder)
@@ -205,6 +209,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
     point, scoring = _require_one_good_point(line, bench, _folder(line, "sweep"))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
+    sweep.notes += notes_of(point.config, point.options.model_dirs)
     adaptive = _adaptive(line, point, scoring, title, bench)
     sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
@@ -215,7 +220,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
 
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
     sweep, adaptive = _prepare_sweep(line, bench)
-    tracking = Tracking(line.config.tracking.uri, line.config.tracking.experiment)
+    tracking = Tracking.of(line.config.tracking)
     _say_what_is_left_out(line)
     at_work = adaptive.at_work() if isinstance(adaptive, Search) else nullcontext()
     with claimed_folder(line, bench) as folder, at_work:
@@ -298,7 +303,7 @@ def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> in
     if trouble:
         show_error(f"{trouble} {how_to_log_later(folder)}")
         return 1
-    if line.config.tracking.uri:
+    if Tracking.of(line.config.tracking).uri:
         stdout.print("the dashboard python -m mecha_exp ui")
     return 0
 

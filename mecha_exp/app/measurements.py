@@ -13,6 +13,7 @@ from pathlib import Path
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.experts import base_of, experts_found, experts_left_out, named_experts
 from mecha_exp.app.point import Point
+from mecha_exp.app.provenance import names_of_input
 from mecha_exp.app.races import Races, without_outcomes
 from mecha_exp.engine.planner.statistics import statistics_in
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError, MergeError
@@ -302,7 +303,10 @@ class Measurements:
         if merged.isdisjoint(experts):
             return candidates
         others = [path for path in experts if path not in merged]
-        return {**candidates, **{str(path): self._of_input(point, path, path.stem) for path in others}}
+        return {
+            **candidates,
+            **{str(path): self._of_input(point, path, names_of_input(path)[0]) for path in others},
+        }
 
     def _of_input(self, point: Point, path: Path, name: str) -> Measured:
         parts = []

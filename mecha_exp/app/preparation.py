@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from mecha_exp.app.outputs.adapter import adapter_output
 from mecha_exp.app.point import NAMES, SECTIONS, Point
 from mecha_exp.app.recipes.templates import build_filled
+from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, parse_size
 from mecha_exp.checkpoint.remote import is_address, keep_in
@@ -21,6 +23,7 @@ from mecha_exp.engine.planner.plan import check_quantize
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, did_you_mean, prefixed
 from mecha_exp.graph.by_key import PATTERNS
 from mecha_exp.graph.nodes import InMemory, Node, call, models_of
+from mecha_exp.numbers import is_number
 from mecha_exp.sources.search import find_model, folders_of
 
 
@@ -31,6 +34,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: a dangling reference, or a mandatory value is missing.
     """
     try:
+        cfg = _with_paths(cfg)
         return _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
@@ -47,6 +51,25 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
                 "EXPERT data=FILE kind=KIND output=FILE.safetensors"
             )
         raise ConfigError(f"{key}{message}.") from None
+
+
+def _with_paths(cfg: DictConfig) -> DictConfig:
+    """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths."""
+    models = as_written(cfg.models)
+    paths = {name: _as_paths(models[name]) for name in ("base", "experts", "sets") if name in models}
+    if all(models[name] == value for name, value in paths.items()):
+        return cfg
+    changed = copy.deepcopy(cfg)
+    with open_dict(changed):
+        changed.models.update(paths)
+    return changed
+
+
+def _as_paths(value: Any) -> Any:
+    """A value with texts for the numbers in it."""
+    if isinstance(value, list):
+        return [_as_paths(item) for item in value]
+    return str(value) if is_number(value) else value
 
 
 def _normal(config: dict[str, Any]) -> dict[str, Any]:

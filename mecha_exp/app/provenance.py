@@ -11,6 +11,9 @@ from pathlib import Path
 
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import INDEX
+from mecha_exp.checkpoint.hub import in_hub_cache
+from mecha_exp.checkpoint.remote import address_of
+from mecha_exp.checkpoint.remote.address import parse_hub, scheme_of
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.runs.record import CHANGES_FILE, CHECKOUT_CHANGES_FILE
 from mecha_exp.system.machine import installed, machine
@@ -29,21 +32,33 @@ def environment() -> dict[str, str]:
 
 
 def input_names(files: Mapping[ModelNode, Path]) -> dict[ModelNode, str]:
-    """A short name for each input: its file name, or its folder's if several files have the same name."""
-    stems = [_stem(path) for path in files.values()]
+    """A short name for each input: its file's, that on the hub, or its folder's where several have the same.
+
+    A model of the hub is `org/name`, and two states of one `org/name_COMMIT`, with its first 8 digits.
+    """
+    choices = [names_of_input(path) for path in files.values()]
     names: dict[ModelNode, str] = {}
-    for (model, path), stem in zip(files.items(), stems, strict=True):
-        name = stem if stems.count(stem) == 1 else path.absolute().parent.name
+    for model, (short, longer) in zip(files, choices, strict=True):
+        name = short if [first for first, _ in choices].count(short) == 1 else longer
         namesakes = list(names.values()).count(name)
         names[model] = f"{name}_{namesakes + 1}" if namesakes else name
     return names
 
 
-def _stem(path: Path) -> str:
-    """The name of a file or folder without suffix; a shard index is named by its folder."""
-    if path.name.endswith(INDEX):
-        return path.absolute().parent.name
-    return path.name if path.is_dir() else path.stem
+def names_of_input(path: Path) -> tuple[str, str]:
+    """The name of a file without suffix, or of a folder or a model on the hub, and one that says more.
+
+    A shard index is named by its folder.
+    """
+    if not path.is_dir() and not path.name.endswith(INDEX):
+        return path.stem, names_of_input(path.absolute().parent)[0]
+    folder = path.absolute() if path.is_dir() else path.absolute().parent
+    address = address_of(folder) or ""
+    if scheme_of(address) == "hf" and not (hub := parse_hub(address)).file:
+        return hub.repository, f"{hub.repository}_{hub.revision}" if hub.revision else hub.repository
+    if (cached := in_hub_cache(folder)) and not cached.inside:
+        return cached.repository, f"{cached.repository}_{cached.commit[:8]}"
+    return folder.name, folder.parent.name
 
 
 @functools.cache

@@ -49,7 +49,7 @@ from mecha_exp.runs.record import (
     STATISTICS_FILE,
     Record,
 )
-from mecha_exp.runs.sweep import Sweep
+from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.system.write_errors import write_sentence
 from mecha_exp.terminal.bars import progress_bar
 from mecha_exp.terminal.console import as_typed, show_error
@@ -198,7 +198,7 @@ class _PointRun:
 
     def track(self, tracker: Tracker | None) -> None:
         """Log the run; in a sweep it replaces the run that was in its folder before."""
-        sweep, tracking = self.sweep, self.cfg.tracking
+        sweep, tracking = self.sweep, Tracking.of(self.cfg.tracking)
         if not tracking.uri or (sweep is not None and sweep.parent_run is None):
             return  # off, or the sweep has already reported that the tracking store does not answer
         ended = EndedRun(self.folder, self.record)

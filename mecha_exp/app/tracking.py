@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.errors import TrackingError
@@ -29,7 +28,7 @@ from mecha_exp.runs.record import (
     STATISTICS_FILE,
     Record,
 )
-from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep
+from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep, Tracking
 from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.mlflow_client import SERVER
@@ -83,10 +82,10 @@ class Tracker:
     process is killed or interrupted is logged when the same command goes on.
 
     Args:
-        tracking: the configuration of that name.
+        tracking: the store and the experiment.
     """
 
-    def __init__(self, tracking: Any) -> None:
+    def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
         self._waiting: list[EndedRun] = []
         self._logged_at = float("-inf")
@@ -127,7 +126,7 @@ class Tracker:
 
     def _log(self, runs: Sequence[EndedRun], advance: Callable[[int], None] = lambda count: None) -> None:
         try:
-            log_runs(runs, Store(self._tracking.uri, self._tracking.experiment), advance)
+            log_runs(runs, Store(str(self._tracking.uri), self._tracking.experiment), advance)
         except TrackingError as error:
             for run in runs:
                 if run.record.run_id is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from mecha_exp.checkpoint.formats import FORMATS, SUFFIXES
 from mecha_exp.checkpoint.safetensors.header import INDEX
@@ -13,6 +15,26 @@ from mecha_exp.families import SMALL_PATTERNS
 _NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
 _SMALL_FILES = (*SMALL_PATTERNS, "LICENSE*", "README.md")
 _WEIGHTS = tuple(known.suffixes[0] for known in FORMATS if known.suffixes)
+_CACHED, _SNAPSHOTS = "models--", "snapshots"
+"""The names of folders in the cache of the hub: models--ORG--NAME/snapshots/COMMIT."""
+
+
+class Cached(NamedTuple):
+    """What a path in the cache of the hub is of: a repository, a commit, and a path in it (empty: all)."""
+
+    repository: str
+    commit: str
+    inside: str
+
+
+def in_hub_cache(path: Path) -> Cached | None:
+    """What a path is of that lies in a cache of the hub, wherever that is; None for any other path."""
+    parts = path.absolute().parts
+    for number, (cached, snapshots) in enumerate(pairwise(parts[:-1])):
+        if cached.startswith(_CACHED) and snapshots == _SNAPSHOTS:
+            repository = cached.removeprefix(_CACHED).replace("--", "/", 1)
+            return Cached(repository, parts[number + 2], "/".join(parts[number + 3 :]))
+    return None
 
 
 def is_hub_name(name: str) -> bool:

@@ -79,6 +79,8 @@ def main(arguments: list[str]) -> int:
     job = _job(options, merge, previous, engine)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
         report = run_plan(planned, advance, options.plugin)
+    for note in merge.notes:
+        print_line(f"warning: {note}")
     for warning in report.warnings:
         print_line(f"warning: {as_typed(warning)}")
     if engine.task is None:

@@ -13,7 +13,7 @@ from mecha_exp.app.reproduction.original import Original, read_original
 from mecha_exp.app.reproduction.remake import remake
 from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
-from mecha_exp.paths import OUTPUTS, TRACKING_URI
+from mecha_exp.paths import OUTPUTS, tracking_uri
 from mecha_exp.plugins import load_plugins
 from mecha_exp.terminal.console import print_json, print_line
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--anyway", action="store_true", help="also where an input is another one now")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
-    parser.add_argument("--uri", default=TRACKING_URI, help="the MLflow store (default: %(default)s)")
+    parser.add_argument("--uri", default=tracking_uri(), help="the MLflow store (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="the outcome for other programs")
     add_plugins(parser)
     return parser

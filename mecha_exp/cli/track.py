@@ -7,7 +7,7 @@ from pathlib import Path
 from mecha_exp.app.tracking import log_run, log_sweep
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import counted
-from mecha_exp.paths import TRACKING_URI
+from mecha_exp.paths import tracking_experiment, tracking_uri
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import SWEEP_FILE
 from mecha_exp.terminal.console import stdout
@@ -22,8 +22,10 @@ def main(arguments: list[str]) -> int:
         "example: python -m mecha_exp track outputs/multiruns/2026-01-31_12-00-00",
     )
     parser.add_argument("folder", nargs="+", type=Path, help="of a run or of a sweep")
-    parser.add_argument("--uri", default=TRACKING_URI, help="the store (default: %(default)s)")
-    parser.add_argument("--experiment", default="mecha_exp", help="the experiment (default: %(default)s)")
+    parser.add_argument("--uri", default=tracking_uri(), help="the store (default: %(default)s)")
+    parser.add_argument(
+        "--experiment", default=tracking_experiment(), help="the experiment (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     loaded = [
         (folder, is_sweep(folder), None if is_sweep(folder) else Record.load(folder))

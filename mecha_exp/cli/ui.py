@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, TrackingError
-from mecha_exp.paths import TRACKING_URI
+from mecha_exp.paths import tracking_uri
 from mecha_exp.terminal.console import print_line, stdout
 from mecha_exp.tracking.database import SQLITE, absolute_uri
 from mecha_exp.tracking.mlflow_client import last_comparison
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         "Open the MLflow dashboard of the tracked runs.",
         "example: python -m mecha_exp ui --port 5001",
     )
-    parser.add_argument("--uri", default=TRACKING_URI, help="the store (default: %(default)s)")
+    parser.add_argument("--uri", default=tracking_uri(), help="the store (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=5000, help="(default: %(default)s)")
     options = parser.parse_args(arguments)

@@ -82,8 +82,8 @@ def _leads(first: Values, second: Values) -> bool:
     """Whether the mean of paired differences is more than `FAR` of its standard errors above 0."""
     if len(first) != len(second):
         return False
-    difference = first - second
-    if len(difference) < 2:
+    if len(first) < 2 or not (np.isfinite(first).all() and np.isfinite(second).all()):
         return False
+    difference = first - second
     error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
     return float(difference.mean()) > FAR * error

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mecha_exp.errors import ConfigError, brief, did_you_mean
-from mecha_exp.mergekit.methods import METHODS, NO_EFFECT
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
+from mecha_exp.mergekit.methods import IGNORED, METHODS, NO_EFFECT, OTHER
 from mecha_exp.mergekit.reader import Configuration
+from mecha_exp.mergekit.references import MODEL_WORDS
 
 _FREE = ("merge_method", "base_model", "dtype", "out_dtype", "chat_template")
 _FIXED = ("name", "tokenizer")
+_SHARED_PLACE = re.compile(r"(slices\.(?P<slice>\d+)\.)?parameters\.(?P<name>\w+)(\.|$)")
+"""The path of a parameter of the whole configuration, or of one of its slices."""
+_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
@@ -41,12 +46,17 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain values, and no word twice in one mapping: PyYAML takes the last one without a message."""
+    """Reads plain values, names of models as they are written, and no word twice in one mapping.
+
+    PyYAML takes a model `100` for a number, and the last of two words without a message.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         words: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key, value in ((k, v) for k, v in node.value if isinstance(k, yaml.ScalarNode)):
+            if key.value in MODEL_WORDS and isinstance(value, yaml.ScalarNode) and value.tag != _NULL:
+                value.tag = _TEXT
             if key.value in words and key.value != "<<":
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
@@ -179,6 +189,59 @@ def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping
         else:
             raise ConfigError(f"{path}: what stands above {last!r} is {brief(place)}, which has no parts.")
     return changed
+
+
+def check_effect(configuration: Configuration, paths: Iterable[str]) -> None:
+    """Check that values change something: each input may override them, and the base has no parameters.
+
+    Args:
+        configuration: with the values.
+        paths: theirs.
+
+    Raises:
+        ConfigError: those that change nothing.
+    """
+    problems = Problems()
+    for path in paths:
+        match = _SHARED_PLACE.match(path)
+        if _is_of_base(configuration, path):
+            problems.add(
+                f"{path}: {configuration.method_name} has no parameters of the base model, so that it would "
+                "change nothing. Give one to the other models."
+            )
+        if path.partition("parameters.")[2].partition(".")[0] in configuration.method.without_effect:
+            problems.add(f"{path}: {configuration.method_name} makes nothing sparse, so it changes nothing.")
+        if match and _is_overridden(configuration, match["name"], match["slice"]):
+            problems.add(
+                f"{path}: each model has a value of its own, which counts before this one, so that it would "
+                f"change nothing. Give those, as models.0.parameters.{match['name']}, or remove them."
+            )
+    problems.raise_as(ConfigError)
+
+
+def _is_of_base(configuration: Configuration, path: str) -> bool:
+    """Whether a value is a parameter of the base, of a method that has none for it."""
+    place, parameters, _ = path.partition(".parameters.")
+    where = re.sub(r"\.(\d+)", r"[\1]", place)
+    return bool(parameters and configuration.method.base != IGNORED) and any(
+        entry.where == where and entry.reference == part.base
+        for part in configuration.slices
+        for entry in part.inputs
+    )
+
+
+def _is_overridden(configuration: Configuration, name: str, number: str | None) -> bool:
+    """Whether all that a parameter of the whole, or of a slice, would count for has a value of its own."""
+    parameter = configuration.method.parameters.get(name)
+    own = [
+        (name in entry.settings and entry.settings[name].is_for_all)
+        or (number is None and name in part.settings and part.settings[name].is_for_all)
+        for part in configuration.slices
+        if number is None or part.where == f"slices[{number}]"
+        for entry in part.inputs
+        if parameter is not None and not (parameter.scope == OTHER and entry.reference == part.base)
+    ]
+    return bool(own) and all(own)
 
 
 def _below(place: Any, word: str, path: str) -> Any:

@@ -65,6 +65,7 @@ class Method:
         base: whether it needs a base model.
         counts: the fewest and the most inputs, the base counted.
         others: the fewest and the most inputs without the base.
+        without_effect: the names of parameters that mergekit takes and does not use.
         arguments: the hyperparameters of our method, from the values at a key.
         build: makes the node from the base (or None), the other inputs and the hyperparameters.
     """
@@ -75,6 +76,7 @@ class Method:
     build: Callable[[Node | None, Sequence[Node], Arguments], Node]
     counts: tuple[int, int | None] = (1, None)
     others: tuple[int, int | None] = (0, None)
+    without_effect: tuple[str, ...] = ()
 
 
 # sums and centres
@@ -196,7 +198,7 @@ class _TaskArithmetic:
                 "to the L1 norm that it had; remove 'rescale', or use dare_ties or dare_linear."
             )
         if self.limit:
-            arguments[self.limit[0]] = _the_same(self.limit[0], values.each[self.limit[0]])
+            arguments[self.limit[0]] = list(values.each[self.limit[0]])
         return arguments
 
     def _of_election(self, values: Values) -> Arguments:
@@ -212,14 +214,9 @@ class _TaskArithmetic:
 
     def method(self) -> Method:
         """The entry of the table."""
-        return Method(self.parameters, REQUIRED, self.arguments, _from_base(self.ours))
-
-
-def _the_same(name: str, values: Sequence[float]) -> float:
-    """The value that all models have."""
-    if len(set(values)) > 1:
-        raise ConfigError(f"{name}: one value for all models is supported, got {list(values)}.")
-    return values[0] if values else 0.0
+        without_effect = () if self.sparsifies else ("density", "rescale")
+        build = _from_base(self.ours)
+        return Method(self.parameters, REQUIRED, self.arguments, build, without_effect=without_effect)
 
 
 _FAMILY = (

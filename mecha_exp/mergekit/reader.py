@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
-from mecha_exp.mergekit.methods import INPUT, METHODS, NO_EFFECT, OTHER, SHARED, Method
+from mecha_exp.mergekit.methods import IGNORED, METHODS, NO_EFFECT, REQUIRED, SHARED, Method
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import (
     FLAG,
@@ -91,6 +91,7 @@ class Configuration:
         tokenizer: what is said about the tokens of the output, or None.
         chat_template: the template as text, `auto` for the one that most models have, or None.
         base: the base model of the whole configuration.
+        notes: what has no effect, in sentences.
     """
 
     method_name: str
@@ -102,6 +103,7 @@ class Configuration:
     tokenizer: TokenizerSettings | None
     chat_template: str | None
     base: Reference | None
+    notes: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> list[Reference]:
@@ -140,13 +142,15 @@ def read_configuration(config: Mapping[str, Any]) -> Configuration:
         template = read_chat_template(config.get("chat_template"))
     problems.raise_as(ConfigError)
     name, method, is_sliced = reader.name, reader.method, section == "slices"
-    return Configuration(name, method, slices, is_sliced, settings, dtype, tokenizer, template, base)
+    notes = tuple(reader.notes)
+    return Configuration(name, method, slices, is_sliced, settings, dtype, tokenizer, template, base, notes)
 
 
 class _Reader:
     """Reads the parts of a configuration that depend on its merge method.
 
     What hinders nothing else, such as a parameter that cannot be read, is added to the problems and left out.
+    What has no effect in mergekit and is often there, a parameter of the base, is left out with a note.
     """
 
     def __init__(self, config: Mapping[str, Any], problems: Problems) -> None:
@@ -155,19 +159,23 @@ class _Reader:
             raise ConfigError(f"merge_method: unknown method {name!r}.{did_you_mean(str(name), METHODS)}")
         self.name = name
         self.method: Method = METHODS[name]
+        self.notes: list[str] = []
         self._config = config
         self._problems = problems
 
-    def settings(self, config: Any, where: str, scopes: tuple[str, ...] | None = None) -> Settings:
-        """A section of parameters; only those of some scopes have a meaning for a single input."""
-        scope_of = {name: p.scope for name, p in self.method.parameters.items()} | {NO_EFFECT: INPUT}
-        for name in config if isinstance(config, Mapping) else ():
-            scope = scope_of.get(name)
-            if scope and scopes and scope not in scopes:
-                has = "one value for all inputs" if scope == SHARED else "no value for the base model"
+    def settings(self, config: Any, where: str, *, of_input: bool = False) -> Settings:
+        """A section of parameters; those with one value for all have no meaning for a single input."""
+        is_mapping = isinstance(config, Mapping)
+        if is_mapping and (names := [name for name in config if name in self.method.without_effect]):
+            self.notes.append(
+                f"{where}: {self.name} makes nothing sparse and ignores {', '.join(names)}, as mergekit does."
+            )
+            config = {name: value for name, value in config.items() if name not in names}
+        for name in config if of_input and is_mapping else ():
+            if name in self.method.parameters and self.method.parameters[name].scope == SHARED:
                 self._problems.add(
-                    f"{where}.{name}: {self.name} has {has}, and mergekit would ignore this one. Move it to "
-                    "the parameters of the whole, or remove it."
+                    f"{where}.{name}: {self.name} has one value for all inputs, and mergekit would ignore "
+                    "this one. Move it to the parameters of the whole, or remove it."
                 )
         kinds = {name: p.kind for name, p in self.method.parameters.items()}
         with self._problems.collected(ConfigError):
@@ -251,14 +259,24 @@ class _Reader:
         reference: Reference | None = None
         with problems.collected(ConfigError):
             reference = _model(config, where)
-        is_base = reference is not None and reference == base and self.method.base != "ignored"
-        scopes = (INPUT,) if is_base else (INPUT, OTHER)
-        settings = self.settings(config.get("parameters"), f"{where}.parameters", scopes)
+        is_base = reference is not None and reference == base and self.method.base != IGNORED
+        settings = self._of_base(config.get("parameters"), f"{where}.parameters") if is_base else {}
+        if not is_base:
+            settings = self.settings(config.get("parameters"), f"{where}.parameters", of_input=True)
         with problems.collected(ConfigError):
             layers = layers or _layer_range(config.get("layer_range"), where)
         problems.raise_as(ConfigError)
         assert reference is not None and layers is not None
         return Input(reference, layers, settings, where)
+
+    def _of_base(self, config: Any, where: str) -> Settings:
+        """The parameters of the base, of which methods with a base have none: each other one is noted."""
+        if isinstance(config, Mapping) and (names := [str(name) for name in config if name != NO_EFFECT]):
+            self.notes.append(
+                f"{where}: {self.name} has no parameters of the base model, and ignores {', '.join(names)}, "
+                "as mergekit does."
+            )
+        return {}
 
     def _checked(self, part: Slice) -> Slice:
         """A slice with its base first, if its inputs are as many as the method takes."""
@@ -266,8 +284,8 @@ class _Reader:
         repeated = next((r for r in references if references.count(r) > 1), None)
         if repeated:
             raise ConfigError(f"{part.where}: {repeated} is there twice. An input is named once.")
-        base = part.base if self.method.base != "ignored" else None
-        if base is None and self.method.base == "required":
+        base = part.base if self.method.base != IGNORED else None
+        if base is None and self.method.base == REQUIRED:
             raise ConfigError(f"{part.where}: {self.name} needs a base model. Name it: base_model: ORG/MODEL")
         if base is not None and base not in references:
             raise ConfigError(f"{part.where}: the base model {base} is not among the sources. Add it.")

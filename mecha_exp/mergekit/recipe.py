@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,14 @@ from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems,
 from mecha_exp.graph.by_key import DEFAULT
 from mecha_exp.graph.literals import node_by_key
 from mecha_exp.graph.nodes import Node
-from mecha_exp.mergekit.documents import by_name, in_order, load_documents, values_by_document, with_values
+from mecha_exp.mergekit.documents import (
+    by_name,
+    check_effect,
+    in_order,
+    load_documents,
+    values_by_document,
+    with_values,
+)
 from mecha_exp.mergekit.mixtures.reader import Mixture, is_mixture, read_mixture
 from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
 from mecha_exp.mergekit.modules import module_of_each, selectors_of
@@ -27,6 +35,8 @@ from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
 from mecha_exp.mergekit.vocabulary import Vocabulary
 from mecha_exp.sources import search_path
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Merge:
         config: the content of the configuration, with the values that were changed.
         first: its first input, whose config.json the output gets; None of other recipes.
         slices: what it is made of.
+        notes: what of the configuration has no effect, in sentences.
     """
 
     recipe: Node
@@ -46,6 +57,7 @@ class Merge:
     config: Mapping[str, Any] | None = None
     first: StoredModel | None = None
     slices: Sequence[SliceBuilder] = ()
+    notes: tuple[str, ...] = ()
 
     def as_model(self, name: str) -> StoredModel:
         """The merge as an input of another: its graph, rounded to the dtype in which it would be written.
@@ -93,7 +105,10 @@ def from_mergekit(
 
     >>> merge(from_mergekit("ties.yml"), "merged")
     """
-    return read_merge(config, values, [Path(folder) for folder in model_dirs], offline).recipe
+    merge = read_merge(config, values, [Path(folder) for folder in model_dirs], offline)
+    for note in merge.notes:
+        log.warning(note)
+    return merge.recipe
 
 
 def read_merge(
@@ -108,7 +123,9 @@ def read_merge(
         if is_mixture(changed):
             merge = _build_mixture(read_mixture(changed), folders, offline)
         else:
-            merge = build(read_configuration(changed), folders, offline)
+            configuration = read_configuration(changed)
+            check_effect(configuration, values or {})
+            merge = build(configuration, folders, offline)
         return replace(merge, config=changed)
     path = Path(config)
     documents = load_documents(path)
@@ -128,14 +145,16 @@ def _merge_of_documents(
     for name, own in values_by_document(named, values).items():
         with problems.collected(ConfigError), _of_document(name):
             configurations[name] = read_configuration(with_values(named[name], own))
+            check_effect(configurations[name], own)
     problems.raise_as(ConfigError)
     merges: dict[str, StoredModel] = {}
     *before, last = in_order(configurations)
     for name in before:
         with _of_document(name):
             merges[name] = build(configurations[name], folders, offline, merges).as_model(name)
+    notes = tuple(note for configuration in configurations.values() for note in configuration.notes)
     with _of_document(last):
-        return build(configurations[last], folders, offline, merges)
+        return replace(build(configurations[last], folders, offline, merges), notes=notes)
 
 
 def _of_document(name: str) -> AbstractContextManager[None]:
@@ -178,7 +197,7 @@ def build(
         recipe = recipe.to(dtype=configuration.dtype)
     first = models[configuration.slices[0].inputs[0].reference]
     small_files = tokenizer_files_of(configuration, models, vocabulary, first)
-    return Merge(recipe, small_files, first=first, slices=slices)
+    return Merge(recipe, small_files, first=first, slices=slices, notes=configuration.notes)
 
 
 def _of_modules(

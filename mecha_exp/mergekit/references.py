@@ -15,12 +15,24 @@ from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, brief, some
 from mecha_exp.families import token_tables
 from mecha_exp.graph.nodes import Node
+from mecha_exp.numbers import is_number
 from mecha_exp.peft.config import config_of
 from mecha_exp.sources.layers import Layers
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import infos_of
 
 _WORDS = {"model", "lora", "override_architecture"}
+MODEL_WORDS = (
+    "model",
+    "base_model",
+    "path",
+    "revision",
+    "lora",
+    "source_model",
+    "tokenizer_source",
+    "source",
+)
+"""The words of configurations after which a model is named, or what is written as one is."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,9 @@ def read_reference(config: Any, where: str) -> Reference:
             read_reference(config["model"], f"{where}.model"), config.get("lora"), f"{where}.lora"
         )
     if isinstance(config, Mapping) and "path" in config and config.keys() <= {"path", "revision"}:
-        return Reference(str(config["path"]), config.get("revision"))
+        revision = config.get("revision")
+        return Reference(str(config["path"]), None if revision is None else str(revision))
+    config = str(config) if is_number(config) else config
     if not isinstance(config, str) or not config:
         raise ConfigError(f"{where}: expected the path or the name of a model, got {brief(config)}.")
     name, plus, lora = config.partition("+")

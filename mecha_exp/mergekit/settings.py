@@ -65,6 +65,11 @@ class Setting:
         """Whether keys may have different values."""
         return self.has_gradient or any(rule.filter not in (None, EVERY_KEY) for rule in self.rules)
 
+    @property
+    def is_for_all(self) -> bool:
+        """Whether every key has a value, so that what stands further from an input does not count."""
+        return any(rule.values for rule in self.rules if rule.filter in (None, EVERY_KEY))
+
     def at(self, key: str, depth: float) -> Scalar | None:
         """The value for a key, or None where no rule holds it.
 

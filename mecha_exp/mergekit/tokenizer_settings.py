@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mecha_exp.errors import ConfigError, Problems, brief
+from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
 from mecha_exp.mergekit.references import Reference, read_reference
 from mecha_exp.mergekit.settings import check_known, read_each
 from mecha_exp.numbers import is_whole
@@ -16,6 +16,54 @@ UNION, BASE = "union", "base"
 
 AUTO = "auto"
 """The chat template that most models have."""
+
+CHAT_TEMPLATES: Mapping[str, str] = {
+    "alpaca": r"""
+{%- set answer = '### Response:\n' -%}
+{%- set heads = {'user': '### Instruction:\n', 'user_context': '### Input:\n', 'assistant': answer} -%}
+{%- for turn in messages -%}
+{{- ('' if loop.first else '\n\n') ~ heads.get(turn.role, '') ~ turn.content | trim -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '\n\n' ~ answer -}}{%- endif -%}
+""",
+    "chatml": r"""
+{%- for turn in messages -%}
+{{- '<|im_start|>' ~ turn.role ~ '\n' ~ turn.content ~ '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+""",
+    "exaone": r"""
+{%- if not messages or messages[0].role != 'system' -%}{{- '[|system|][|endofturn|]\n' -}}{%- endif -%}
+{%- for turn in messages -%}
+{{- '[|' ~ turn.role ~ '|]' ~ turn.content ~ ('' if turn.role == 'user' else '[|endofturn|]') ~ '\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '[|assistant|]' -}}{%- endif -%}
+""",
+    "llama3": r"""
+{%- set head, end = '<|start_header_id|>', '<|end_header_id|>\n\n' -%}
+{{- bos_token -}}
+{%- for turn in messages -%}{{- head ~ turn.role ~ end ~ turn.content | trim ~ '<|eot_id|>' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- head ~ 'assistant' ~ end -}}{%- endif -%}
+""",
+    "mistral": r"""
+{%- set has_system = messages and messages[0].role == 'system' -%}
+{{- bos_token -}}
+{%- for turn in (messages[1:] if has_system else messages) -%}
+{%- if turn.role != ('assistant' if loop.index0 % 2 else 'user') -%}
+{{- raise_exception('After a system message, user and assistant take turns, and the user begins.') -}}
+{%- elif turn.role == 'assistant' -%}{{- ' ' ~ turn.content ~ eos_token -}}
+{%- else -%}
+{%- set before = messages[0].content ~ '\n\n' if loop.first and has_system else '' -%}
+{{- ' [INST] ' ~ before ~ turn.content ~ ' [/INST]' -}}
+{%- endif -%}
+{%- endfor -%}
+""",
+}
+"""The formats of chats that mergekit has names for, in Jinja. The lines are joined where they are used.
+
+Sources: Stanford Alpaca's prompts; OpenAI's ChatML; the model cards of EXAONE 3 and Llama 3; the first format
+of Mistral's instruct models.
+"""
 
 ZERO, MODEL_TOKEN = "zero", "model_token"
 
@@ -87,15 +135,18 @@ def read_tokenizer(config: Mapping[str, Any]) -> TokenizerSettings | None:
 
 
 def read_chat_template(config: Any) -> str | None:
-    """A chat template as text, or `auto`; ConfigError for the name of one."""
+    """A chat template: as text, by the name of its format, or `auto`; ConfigError for any other name."""
     if config is None:
         return None
-    if not isinstance(config, str) or (config != AUTO and "{" not in config):
+    if isinstance(config, str) and (config == AUTO or "{" in config):
+        return config
+    if config not in CHAT_TEMPLATES:
+        known, name = [AUTO, *CHAT_TEMPLATES], str(config)
         raise ConfigError(
-            f"chat_template: {brief(config)} is a name, and only {AUTO} and templates as text are read here. "
-            "Give the text of the template, in Jinja."
+            f"chat_template: there is no template {brief(config)}.{did_you_mean(name, known)} The names are "
+            f"{', '.join(known)}; any other template is given as text, in Jinja."
         )
-    return config
+    return CHAT_TEMPLATES[config].replace("\n", "")
 
 
 def _source(source: Any, where: str) -> str | Reference:

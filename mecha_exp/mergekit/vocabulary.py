@@ -84,8 +84,9 @@ class Vocabulary:
         counts = {r: token_rows(model.infos, str(r)) for r, model in models.items()}
         numbers = {r: _numbers(tokenizers[r], counts[r]) for r in models}
         tokens = tokenizers[donor].in_order()
-        _require_rows(tokens, numbers[donor], donor, settings)
         order = dict.fromkeys([base, *configuration.inputs]) if settings.source == UNION else {}
+        for reference in dict.fromkeys([donor, *order]):  # whose tokens would be lost otherwise
+            _require_rows([*tokenizers[reference].tokens.values()], numbers[reference], reference, settings)
         added = _missing_tokens(tokens, [(tokenizers[r], numbers[r]) for r in order])
         known = {*tokens, *(entry["content"] for entry in added)}
         added += [_plain(token) for token in settings.tokens if token not in known]
@@ -182,15 +183,15 @@ def _numbers(tokenizer: Tokenizer, count: int) -> dict[str, int]:
 
 
 def _require_rows(
-    tokens: Sequence[str], numbers: Mapping[str, int], donor: Reference, settings: TokenizerSettings
+    tokens: Sequence[str], numbers: Mapping[str, int], model: Reference, settings: TokenizerSettings
 ) -> None:
     """Check that a model has a row for each token of its tokenizer."""
     lacking = [repr(token) for token in tokens if token not in numbers]
     if lacking:
-        tokens_are = counted(len(lacking), f"token of {donor} is", f"tokens of {donor} are")
+        tokens_are = counted(len(lacking), f"token of {model} is", f"tokens of {model} are")
         raise CheckpointError(
-            f"{settings.where}: {tokens_are} beyond the rows of its embedding: "
-            f"{some(lacking, 3)}. Take the tokenizer of another model, or resize the embedding."
+            f"{settings.where}: {tokens_are} beyond the rows of its embedding: {some(lacking, 3)}. Take the "
+            "tokenizer of another model (tokenizer_source: MODEL), or resize the embedding."
         )
 
 

@@ -23,7 +23,7 @@ _OURS_IN = {"slerp": {"t": "alpha"}}
 """Names that differ in one method alone."""
 _BY_KEY = (ByKey, Gradient, Preset, torch.Tensor)
 """Values that are not numbers, which configurations would say in many ways."""
-_FOR_EACH = ("weights", "density")
+_FOR_EACH = ("weights", "density", "gamma", "epsilon")
 """Our parameters that take one number for all models, or one for each."""
 
 
@@ -114,7 +114,7 @@ def _arguments(node: MergeNode) -> dict[str, Any]:
     values = node.literals
     models = sum(name == "models" for name, _ in node.named_children)
     for spec in node.method.signature.parameters:
-        if spec.name in _FOR_EACH:
+        if spec.name in _FOR_EACH and spec.interface is list:
             value = values.get(spec.name, spec.default)
             values[spec.name] = value if isinstance(value, tuple) else (value,) * models
     if node.method.identifier == "ties" and "variant" not in values:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint import Template
+from mecha_exp.checkpoint.hub import in_hub_cache
 from mecha_exp.checkpoint.remote import RemoteFile, address_of, fetch_small_files, is_stand_in
 from mecha_exp.checkpoint.remote.address import parse_hub
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
@@ -15,8 +16,6 @@ from mecha_exp.publishing.licences import Licence, licence_of
 from mecha_exp.sources.search import find_model
 
 _HUB = "hf://"
-_CACHED, _SNAPSHOTS = "models--", "snapshots"
-"""The names of folders in the cache of the hub: models--ORG--NAME/snapshots/COMMIT."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,5 @@ def _repository(path: Path) -> tuple[str, str]:
     if (address_of(path) or "").startswith(_HUB):
         hub = parse_hub(RemoteFile(next(filter(is_stand_in, files_of(path)))).name)
         return hub.repository, hub.revision or ""
-    parts = path.absolute().parts
-    for cached, snapshots, commit in zip(parts, parts[1:], parts[2:], strict=False):
-        if cached.startswith(_CACHED) and snapshots == _SNAPSHOTS:
-            return cached.removeprefix(_CACHED).replace("--", "/", 1), commit
-    return "", ""
+    cached = in_hub_cache(path)
+    return (cached.repository, cached.commit) if cached else ("", "")

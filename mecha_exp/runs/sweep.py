@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.paths import tracking_experiment, tracking_uri
 from mecha_exp.runs.record import FAILED, Record, load_all, read_object, write_json
 from mecha_exp.tracking.database import SQLITE
 
@@ -23,6 +25,12 @@ class Tracking:
 
     uri: str | None
     experiment: str
+
+    @classmethod
+    def of(cls, section: Any) -> Tracking:
+        """What the section `tracking` of a configuration says; what it leaves empty has its default."""
+        uri = tracking_uri() if section.uri == "" else section.uri
+        return cls(uri, tracking_experiment() if section.experiment == "" else section.experiment)
 
     @property
     def is_gone(self) -> bool:

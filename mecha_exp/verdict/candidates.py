@@ -58,8 +58,20 @@ def comparable(candidates: Sequence[Candidate], split: str) -> tuple[list[Candid
         if fault:
             faults.setdefault(fault, []).append(candidate.name)
     excluded = {name for names in faults.values() for name in names}
-    sentences = [f"{listed(names)} {fault}, and cannot be compared." for fault, names in faults.items()]
+    sentences = [not_compared(names, fault) for fault, names in faults.items()]
     return [candidate for candidate in candidates if candidate.name not in excluded], sentences
+
+
+def not_compared(names: Sequence[str], fault: str) -> str:
+    """The sentence that models cannot be compared, from a reason whose verb is in the singular.
+
+    >>> not_compared(["a", "b"], "has no outcomes")
+    "'a' and 'b' have no outcomes, and cannot be compared."
+    """
+    verb, _, rest = fault.partition(" ")
+    if len(dict.fromkeys(names)) > 1:
+        verb = {"has": "have", "is": "are"}[verb]
+    return f"{listed(names)} {verb} {rest}, and cannot be compared."
 
 
 def listed(names: Sequence[str]) -> str:

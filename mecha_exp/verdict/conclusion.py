@@ -283,15 +283,20 @@ def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:
         s for split in dict.fromkeys((selected_on, reported_on)) for s in _number_scores(question, split)
     ]
     sweep = {point.name for point in question.points}
-    eligible = [s for s in scores if s.split == selected_on and s.point in sweep]
-    eligible = [s for s in eligible if math.isfinite(s.overall.value)]
-    notes = sentences.limits_of_numbers(question.points, selected_on, [s.point for s in eligible])
+    finite = [s for s in scores if math.isfinite(s.overall.value)]
+    eligible = [s for s in finite if s.split == selected_on and s.point in sweep]
+    unusable: dict[str, list[str]] = {}
+    for score in scores:
+        if not math.isfinite(score.overall.value):
+            unusable.setdefault(score.split, []).append(score.point)
+    usable = [s.point for s in eligible]
+    notes = sentences.limits_of_numbers(question.points, selected_on, usable, unusable)
     empty = Verdict(question.metric, question.direction, selected_on, reported_on, notes=notes)
     if not eligible:
         return empty
     first = eligible[best(np.array([s.overall.value for s in eligible]), question.direction)]
-    again = [s for s in scores if (s.point, s.split) == (first.point, reported_on)]
-    shown = again[0] if again and math.isfinite(again[0].overall.value) else first
+    again = [s for s in finite if (s.point, s.split) == (first.point, reported_on)]
+    shown = again[0] if again else first
     gap = first.overall.value - shown.overall.value if shown.split != selected_on else None
     cost = Cost(len(eligible), first.overall.value, gap)
     return replace(empty, reported_on=shown.split, selected=shown, cost=cost, scores=tuple(scores))

@@ -184,9 +184,10 @@ def estimates(values: Floats, bounds: tuple[Floats, Floats]) -> list[Estimate]:
 
 
 def student(values: NDArray[np.float64]) -> Estimate:
-    """The mean of replicates with Student's t interval; without bounds for fewer than two."""
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
+    """The mean of replicates with Student's t interval; no bounds for fewer than two, or for infinities."""
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        mean, count = float(values.mean()), len(values)
+    if count < 2 or not math.isfinite(mean):
         return Estimate(mean)
     from scipy.special import stdtrit
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mecha_exp.errors import counted
-from mecha_exp.verdict.candidates import Candidate, Direction, listed
+from mecha_exp.verdict.candidates import Candidate, Direction, listed, not_compared
 from mecha_exp.verdict.panel import Integers, Panel
 from mecha_exp.verdict.result import Comparison, Score, Verdict
 
@@ -148,19 +148,30 @@ def limits_of_report(panel: Panel, split: str, base: str | None, *, separate: bo
     if len(counts) and counts.min() < _FEW_REPLICATES:
         notes.append(f"With {int(counts.min())} replicates, their part of the intervals is a rough estimate.")
     if base is not None and base not in panel.names:
-        notes.append(f"The base '{base}' was not measured on '{split}': nothing is compared with it there.")
+        notes.append(
+            f"The base '{base}' has no outcomes to compare on '{split}': no point is compared with it."
+        )
     return notes
 
 
-def limits_of_numbers(points: Sequence[Candidate], split: str, usable: Sequence[str]) -> tuple[str, ...]:
-    """What limits a verdict from one number for each model."""
+def limits_of_numbers(
+    points: Sequence[Candidate], split: str, usable: Sequence[str], unusable: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """What limits a verdict from one number for each model.
+
+    Args:
+        points: of the sweep.
+        split: on which one is chosen.
+        usable: the points that can be chosen.
+        unusable: by split the points and inputs whose number there is not finite.
+    """
     notes = []
     missing = [point.name for point in points if split not in point.numbers]
     if missing:
-        notes.append(f"{listed(missing)} has no number on the split '{split}', and cannot be compared.")
-    bad = [p.name for p in points if split in p.numbers and p.name not in usable]
-    if bad:
-        notes.append(f"{listed(bad)} has a number that is not finite on '{split}', and cannot be compared.")
+        notes.append(not_compared(missing, f"has no number on the split '{split}'"))
+    notes += [
+        not_compared(bad, f"has a number that is not finite on '{place}'") for place, bad in unusable.items()
+    ]
     if not usable:
         notes.append(f"Nothing was chosen: no point has a number on '{split}'.")
     if len(usable) == 1:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
 from mecha_exp.cli import main
+from mecha_exp.graph.nodes import models_of
 from parity.mergekit_configs import CONFIGS
 from parity.mergekit_tokens import TOKEN_CONFIGS, write_token_models
 
@@ -149,3 +150,16 @@ def test_a_path_of_no_document_is_an_error(here: Path):
         MechaError, match=r"three\.dtype: begins with the name of no document. There are 'one'"
     ):
         from_mergekit(write(text), values={"three.dtype": "float16"})
+
+
+@pytest.mark.parametrize("name", ["100", "007", "1.50", "1e3", "nan", ".inf", "yes", "2024-01-31", "0x10"])
+def test_a_model_is_called_as_its_folder_is_written(name: str, here: Path, models: Path):
+    (here / name).symlink_to(models / "a")
+    text = "merge_method: linear\nmodels:\n- model: {0}\n- model: {{path: {0}x}}\nparameters: {{weight: 1}}\n"
+    (here / f"{name}x").symlink_to(models / "b")
+    (here / "steps.yml").write_text(text.format(name))
+
+    assert [model.source for model in models_of(from_mergekit("steps.yml"))] == [name, f"{name}x"]
+    if name == "100":
+        content = {"merge_method": "linear", "models": [{"model": 100}], "parameters": {"weight": 1}}
+        assert [model.source for model in models_of(from_mergekit(content))] == ["100"]

@@ -180,6 +180,8 @@ def test_tokenizers_that_do_not_say_their_rows_are_refused(here: Path, models: P
     assert "tokenizer_source: 1 token of words is beyond the rows of its embedding: 'x1'." in said(
         UNION + "tokenizer_source: words"
     )
+    union = UNION + "tokenizer_source: union"
+    assert "tokenizer_source: 1 token of words is beyond the rows of its embedding: 'x1'." in said(union)
     file.unlink()
     assert "there is no tokenizer.json beside" in said(UNION + "tokenizer_source: union")
 

@@ -354,7 +354,9 @@ def test_a_missing_base_or_expert_is_a_sentence(sweep):
         sweep, metric="accuracy", inputs=INPUTS[:1], base="none", expert_of={"t0": "base"}, **QUICK
     )
 
-    assert "The base 'none' was not measured on 'test': nothing is compared with it there." in result.notes
+    assert (
+        "The base 'none' has no outcomes to compare on 'test': no point is compared with it." in result.notes
+    )
     assert (
         "Scores are not normalised: the task 't1' has no expert. Name it in `models.expert_of`."
         in result.notes

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.recipes.templates import MERGEKIT
+from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
 from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
@@ -67,7 +68,8 @@ def idle_experts(config: DictConfig) -> list[str]:
         return []
     if _EXPERTS in references or _RESOLVED.search(str(as_written(config.recipe))):
         return []
-    return [Path(str(name)).stem for i, name in enumerate(experts) if f"{_EXPERTS}.{i}" not in references]
+    names = names_of([str(path) for path in experts])
+    return [name for i, name in enumerate(names) if f"{_EXPERTS}.{i}" not in references]
 
 
 def _is_checked(override: Override) -> bool:

@@ -29,6 +29,7 @@ from mecha_exp.evaluation import Scoring
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.plugins import load_plugins
 from mecha_exp.runs.record import RUN_FILE, Record, json_ready
+from mecha_exp.runs.sweep import Tracking
 from mecha_exp.terminal.bars import hashing_bar, progress_bar
 from mecha_exp.terminal.console import stdout
 
@@ -68,7 +69,7 @@ class OnePassLauncher(Launcher):
         is_new = partial(self.is_new, jobs)
         portions = _portions(jobs, bench, self.first_points, is_new)
         finished: dict[int, JobReturn] = {}
-        with Tracker(self._config.tracking) as tracker:
+        with Tracker(Tracking.of(self._config.tracking)) as tracker:
             unfinished = _leave_out_finished(portions, jobs, bench, finished)
             completed = dict(self.complete(jobs, unfinished, bench, tracker))
         returned = finished | completed

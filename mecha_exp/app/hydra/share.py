@@ -26,6 +26,7 @@ from mecha_exp.cluster.actors import Actor
 from mecha_exp.cluster.claims import Claims
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.isolation.pool import pools_on
+from mecha_exp.runs.sweep import Tracking
 
 _SESSION = "session.pickle"
 
@@ -128,7 +129,7 @@ class _ShareLauncher(OnePassLauncher):
         number = int(config.hydra.job.num)
         if not self.takes(number):
             return JobReturn(status=JobStatus.COMPLETED)
-        returned = super().run(config, point, result, _LaterTracker(None))
+        returned = super().run(config, point, result, _LaterTracker(Tracking(None, "")))
         self._bench.flush()  # the head ends the workers once all points are finished
         self._claims.finish(number)
         return returned

@@ -106,6 +106,11 @@ def merge_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Mer
     return merge
 
 
+def notes_of(config: Mapping[str, Any], folders: Sequence[Path]) -> tuple[str, ...]:
+    """What of a configuration of mergekit has no effect, in sentences; none of any other recipe."""
+    return merge_of_mergekit(config, folders).notes if is_of_mergekit(config.get("recipe")) else ()
+
+
 def small_files_of(config: Mapping[str, Any], folders: Sequence[Path]) -> SmallFiles:
     """The small files that a recipe brings for the folder of its output; see `Job`."""
     is_foreign = is_of_mergekit(config.get("recipe"))

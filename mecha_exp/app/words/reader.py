@@ -28,7 +28,10 @@ _PATHS = (
     *("models.base", "models.dir", "models.cache", "recipe.path", "sweep.file", "output.path", "store"),
     "tracking.uri",
 )
-_LISTS_OF_PATHS = ("models.experts", "plugins")
+_LISTS_OF_PATHS = (
+    *("models.experts", "models.sets", "models.statistics", "models.masks", "models.data"),
+    "plugins",
+)
 _NEW = ("output.path", "models.cache")
 """Paths that need not exist yet."""
 
@@ -117,15 +120,25 @@ def _overrides(words: Sequence[str], number: int, folders: Sequence[Path]) -> li
 
 def _literal(key: str, value: str, folders: Sequence[Path]) -> str:
     """The value of a path, in quotes where a file has the characters of Hydra's grammar in its name."""
-    if key in _PATHS or (key in _LISTS_OF_PATHS and not (value.startswith("[") and value.endswith("]"))):
+    lists = [part.strip() for part in split(value)] if key in _LISTS_OF_PATHS else []
+    if lists and all(part.startswith("[") and part.endswith("]") for part in lists):
+        return ",".join(_list_of_literals(part, folders) for part in lists)
+    if key in _PATHS or key in _LISTS_OF_PATHS or key.rpartition(".")[0] in _LISTS_OF_PATHS:
         return quoted(value) if _is_literal(key, value, folders) else value
-    if key.rpartition(".")[0] in _LISTS_OF_PATHS:
-        return quoted(value) if _is_literal("", value, folders) else value
-    if key not in _LISTS_OF_PATHS or not value.endswith("]") or parse(f"x={value}") is not None:
-        return value
+    return value
+
+
+def _list_of_literals(value: str, folders: Sequence[Path]) -> str:
+    """A list with those of its parts in quotes that are paths, and those of lists in it."""
     parts = [part.strip() for part in split(value[1:-1])]
-    words = [quoted(part) if _is_literal("", part, folders) else part for part in parts]
-    return f"[{','.join(words)}]"
+    words = [_literal_in_list(part, folders) for part in parts]
+    return f"[{','.join(words)}]" if words != parts else value
+
+
+def _literal_in_list(part: str, folders: Sequence[Path]) -> str:
+    if _is_literal("", part, folders):
+        return quoted(part)
+    return _list_of_literals(part, folders) if part.startswith("[") and part.endswith("]") else part
 
 
 def _is_literal(key: str, value: str, folders: Sequence[Path]) -> bool:

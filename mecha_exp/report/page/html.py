@@ -134,8 +134,9 @@ def _best_setting(results: Results) -> dict[str, str] | None:
 
 
 def _best_input(results: Results) -> dict[str, str] | None:
-    """The name and the value of the input with the best main metric, if one was measured."""
-    measured = {n: v[results.metric] for n, v in results.references.items() if results.metric in v}
+    """The name and the value of the input with the best main metric, if one has a finite one."""
+    values = {n: v.get(str(results.metric), math.nan) for n, v in results.references.items()}
+    measured = {name: value for name, value in values.items() if math.isfinite(value)}
     if not measured:
         return None
     choose = min if results.minimized else max

@@ -73,8 +73,9 @@ def _shares(
     """For each size the share of subsets that are better than the base, with Wilson's interval."""
     from mecha_exp.verdict.intervals import wilson
 
-    if base is None:
-        return [f"whether subsets are better than the base is not known: no base was measured{of}"]
+    if base is None or not math.isfinite(base):
+        why = "no base was measured" if base is None else f"that of the base is {base}"
+        return [f"whether subsets are better than the base is not known: {why}{of}"]
     notes = []
     for size in sorted({len(group) for group in worth}):
         values = [v for group, v in worth.items() if len(group) == size and math.isfinite(v)]

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mecha_exp.app.words.blocks import block_words
 
@@ -110,6 +112,59 @@ def test_an_expert_is_appended_to_a_list_that_stands_behind_it(app, models):
     (record,) = (json.loads(path.read_text()) for path in models.glob("outputs/runs/*/run.json"))
     inputs = {name for name in record["parameters"] if name.startswith("input/")}
     assert inputs == {"input/expert_0_3", "input/expert_4_6"}
+
+
+NUMBERS = ["100", "007", "1.50", "1e3", "nan", "inf", "true", "null", "1_000"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models.experts=[{0},b]"],
+        ["models.experts=[b]", "models.experts.0={0}", "+models.experts=b"],
+        ["models.experts=b", "+models.experts={0}"],
+        ["models.experts=[{0},b],[b,{0}]", "sweep=grid", "-m"],
+    ],
+)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_folder_that_is_called_like_a_number_is_a_path_in_a_list_too(app, folder, name, words):
+    for each in (name, "b"):
+        (folder / each).mkdir()
+        save_file({"w": torch.ones(2)}, folder / each / "model.safetensors")
+
+    outcome = app("recipe=lawa", *(word.format(name) for word in words), "evaluator=none", "output=none")
+
+    assert outcome.status == 0, outcome.err
+    for path in folder.glob("outputs/*/**/run.json"):
+        inputs = {n: v for n, v in json.loads(path.read_text())["parameters"].items() if "input/" in n}
+        assert inputs == {f"input/{name}": name, "input/b": "b"}
+
+
+def test_sets_of_experts_may_be_called_like_numbers(app, folder):
+    for name in ("100", "200", "nan", "007", "base"):
+        (folder / name).mkdir()
+        save_file({"w": torch.ones(2)}, folder / name / "model.safetensors")
+    sets = ["models.base=base", "models.sets=[[100,200],[nan,007]]", "sweep.replicate=[experts]"]
+
+    outcome = app("recipe=task_arithmetic", *sets, "alpha=0.1,0.2", "evaluator=none", "output=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    records = [json.loads(path.read_text()) for path in folder.glob("outputs/multiruns/*/*/run.json")]
+    inputs = {tuple(name for name in r["parameters"] if "input/" in name) for r in records}
+    assert inputs == {("input/base", "input/100", "input/200"), ("input/base", "input/nan", "input/007")}
+
+
+def test_models_of_a_group_may_be_numbers(app, folder):
+    for name in ("100", "200", "1.5"):
+        (folder / "ckpt" / name).mkdir(parents=True)
+        save_file({"w": torch.ones(2)}, folder / "ckpt" / name / "model.safetensors")
+    (folder / "conf" / "models").mkdir(parents=True)
+    (folder / "conf" / "models" / "steps.yaml").write_text("dir: ckpt\nbase: 100\nexperts: [200, 1.5]\n")
+
+    outcome = app("--config-dir", "conf", "models=steps", "recipe=task_arithmetic", "evaluator=none", PLAN)
+
+    assert outcome.status == 0, outcome.err
+    assert "ckpt/1.5" in outcome.out
 
 
 @pytest.mark.parametrize("command", WORKS)
