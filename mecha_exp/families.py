@@ -177,8 +177,9 @@ def output_layers(shapes: Shapes) -> list[str]:
 def tied_to(key: str, shapes: Shapes, shape: Sequence[int] = ()) -> str | None:
     """The key of a model that has the values of one that it lacks, as tied models do; None if there is none.
 
-    An output layer has those of the embedding that lies nearest to it, and of several equally near ones the
-    decoder's. The embeddings of an encoder and of a decoder have those of one around both.
+    The output layer of a model that has none has those of the embedding that lies nearest to it, and of
+    several equally near ones the decoder's. The embeddings of an encoder and of a decoder have those of one
+    around both.
 
     >>> tied_to("lm_head.weight", {"model.encoder.norm.weight": (4,), "model.shared.weight": (9, 4)})
     'model.shared.weight'
@@ -198,7 +199,7 @@ def tied_to(key: str, shapes: Shapes, shape: Sequence[int] = ()) -> str | None:
         own = _module_around(key)
         has_own = any(other.startswith(f"{own}.") for other in shapes)
         tables = [table for table in tables if has_own and _module_around(table) in _modules(own)]
-    elif not is_output(key) and key.rpartition(".")[0] not in _OUTPUTS_IF_AS_LARGE:
+    elif output_layers(shapes) or not (is_output(key) or key.rpartition(".")[0] in _OUTPUTS_IF_AS_LARGE):
         return None
 
     def nearness(table: str) -> tuple[bool, int, bool]:

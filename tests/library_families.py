@@ -340,8 +340,8 @@ def _shrunk(config, sizes: dict[str, int]):
     return config
 
 
-EXCEPTIONS = ("FSMTModel", "FSMTForConditionalGeneration")
-"""The library calls the decoder's embedding the output layer of these."""
+EXCEPTIONS = ("FSMTModel", "FSMTForConditionalGeneration", "ReformerModelWithLMHead")
+"""The library calls the decoder's embedding the output layer of the first two; resized, the last loses a bias."""
 
 SAMPLED = (
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM"),

@@ -6,7 +6,7 @@ added tokens. Such a model is merged with others only after a decision, which is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,15 +14,15 @@ import torch
 from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion
 from mecha_exp.families import token_tables
-from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
+from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 
 
-def token_axes(source: Source) -> dict[str, int]:
-    """The keys of a source that have an entry for each token, with the axis of the tokens.
+def token_axes(source: Source, keys: Iterable[str] | None = None) -> dict[str, int]:
+    """The keys of a source, or those of some, that have an entry for each token, with the axis of the tokens.
 
     Axes before that one have one place, so that the entries of a token lie side by side.
     """
-    return token_tables({key: info.shape for key, info in infos_of(source).items()})
+    return token_tables({key: source.info(key).shape for key in (source.keys() if keys is None else keys)})
 
 
 def with_tokens(shape: tuple[int, ...], axis: int, count: int) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ class ApproximatedRows(SourceView):
         super().__init__(original)
         self._donor, self._what = donor, what
         self._keys = original.keys() if keys is None else keys
-        self._axes = {key: axis for key, axis in token_axes(original).items() if key in self._keys}
+        self._axes = token_axes(original, self._keys)
         self._donor_keys = {key: _donor_key(key, donor) for key in self._axes}
         for key, other in self._donor_keys.items():
             axis = self._axes[key]

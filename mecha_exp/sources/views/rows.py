@@ -54,7 +54,7 @@ class RowsSource(SourceView):
         self._table = table
         self._models = (original, *others)
         self._keys = original.keys() if keys is None else keys
-        self._axes = {key: axis for key, axis in token_axes(original).items() if key in self._keys}
+        self._axes = token_axes(original, self._keys)
         self._infos = {key: self._info_of(key) for key in self._axes}
         if not self._infos:
             raise CheckpointError(
