@@ -341,7 +341,7 @@ def _shrunk(config, sizes: dict[str, int]):
 
 
 EXCEPTIONS = ("FSMTModel", "FSMTForConditionalGeneration", "ReformerModelWithLMHead")
-"""The library calls the decoder's embedding the output layer of the first two; resized, the last loses a bias."""
+"""Of two the library calls the decoder's embedding the output layer; of Reformer it loses a bias."""
 
 SAMPLED = (
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM"),

@@ -1,12 +1,15 @@
 """Families of models: keys of classes of transformers as they are merged, by block and by row."""
 
+import json
+
 import pytest
 import torch
 from library_families import mistakes, sample
 from safetensors.torch import load_file, save_file
 
 import mecha_exp as m
-from mecha_exp.families import output_tied_to, vocabulary_sizes
+from mecha_exp.errors import CheckpointError
+from mecha_exp.families import output_tied_to, tied_to, token_tables, vocabulary_sizes
 
 FAMILIES, _ = sample()
 
@@ -135,3 +138,34 @@ def test_all_sizes_of_a_vocabulary_change_together():
         "text_config": {"vocab_size": 11, "vocab_size_per_layer_input": 11, "other": 9},
     }
     assert vocabulary_sizes(config, {8: 11}) == {}
+
+
+def test_the_error_for_other_sizes_names_the_tokens_that_tokenizers_have_more(tmp_path):
+    for name, tokens in (("a", ["x", "y"]), ("b", ["x", "y", "<pad>", "<image>"])):
+        (tmp_path / name).mkdir()
+        save_file(
+            {"model.embed_tokens.weight": torch.zeros(len(tokens), 4)}, tmp_path / name / "model.safetensors"
+        )
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
+
+    with pytest.raises(CheckpointError) as error:
+        m.merge(m.weighted_sum(tmp_path / "a", tmp_path / "b", alpha=0.5))
+
+    said = str(error.value)
+    assert "b has 2 tokens that others lack: '<pad>', '<image>'. The other tokens are the same:" in said
+    assert "resize_embeddings=pad keeps 4" in said
+
+
+def test_tables_of_tokens_and_ties_are_told_by_names_and_shapes():
+    shapes = {
+        "model.shared.weight": (9, 4),
+        "model.encoder.embed_tokens.weight": (9, 4),
+        "decoder.weight": (9, 4),
+    }
+    classes = {"model.embed_tokens.weight": (9, 4), "head.weight": (3, 4), "decoder.bias": (9,)}
+
+    assert token_tables(shapes) == dict.fromkeys(shapes, 0)
+    assert token_tables(classes) == {"model.embed_tokens.weight": 0, "decoder.bias": 0}
+    assert tied_to("lm_head.weight", shapes) is None  # it has an output layer
+    assert tied_to("bert.embed_tokens.weight", {"embed_tokens.weight": (9, 4)}) is None

@@ -76,7 +76,7 @@ def test_vocabularies_of_different_sizes_are_an_error_that_explains_itself(tmp_p
     assert (
         "the vocabularies have different sizes: 'lm_head.weight' has 6 in" in said or "'model.embed" in said
     )
-    assert "resize_embeddings=truncate keeps those, and resize_embeddings=pad keeps 9" in said
+    assert "resize_embeddings=truncate keeps the first 6 rows, and resize_embeddings=pad keeps 9" in said
 
 
 def test_truncating_keeps_the_tokens_that_all_have():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.engine.options import EngineOptions
-from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.errors import CheckpointError, Problems, counted, some
 from mecha_exp.families import tied_to, token_tables
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, is_call, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
@@ -207,8 +207,27 @@ def _different_sizes(sizes_by_key: Mapping[str, Sequence[int]], sources: Sources
     key, sizes = next(iter(sizes_by_key.items()))
     holders = [source.name for source in sources.values() if key in source]
     listed = ", ".join(f"{size:,} in {name}" for size, name in zip(sizes, holders, strict=True))
+    known = _tokens_apart(key, [source for source in sources.values() if key in source])
+    same = known or f"If the first {min(sizes):,} tokens are the same,"
     return (
-        f"the vocabularies have different sizes: '{key}' has {listed}. If the first {min(sizes):,} tokens "
-        "are the same, resize_embeddings=truncate keeps those, and resize_embeddings=pad keeps "
-        f"{max(sizes):,}: the rows that a model lacks are taken from the first one that has them."
+        f"the vocabularies have different sizes: '{key}' has {listed}. {same} resize_embeddings=truncate "
+        f"keeps the first {min(sizes):,} rows, and resize_embeddings=pad keeps {max(sizes):,}: the rows that a "
+        "model lacks are taken from the first one that has them."
+    )
+
+
+def _tokens_apart(key: str, holders: Sequence[Source]) -> str:
+    """What tokenizers beside all models say of the tokens that some lack; empty where one has none."""
+    found = [(source.name, Tokenizer.beside(source.path, _component_of(key))) for source in holders]
+    known = [(name, tokenizer) for name, tokenizer in found if tokenizer and tokenizer.tokens]
+    if len(known) < len(holders) or any(any(known[0][1].differences(other)) for _, other in known[1:]):
+        return ""
+    fewest = min((tokenizer.tokens for _, tokenizer in known), key=len)
+    name, largest = max(known, key=lambda pair: len(pair[1].tokens))
+    added = [repr(largest.tokens[number]) for number in sorted(largest.tokens.keys() - fewest.keys())]
+    if not added:
+        return "The tokenizers beside them have the same tokens, so the further rows stand for none:"
+    return (
+        f"{name} has {counted(len(added), 'token')} that others lack: {some(added, SHOWN_TOKENS)}. "
+        "The other tokens are the same:"
     )
