@@ -211,8 +211,8 @@ def _different_sizes(sizes_by_key: Mapping[str, Sequence[int]], sources: Sources
     same = known or f"If the first {min(sizes):,} tokens are the same,"
     return (
         f"the vocabularies have different sizes: '{key}' has {listed}. {same} resize_embeddings=truncate "
-        f"keeps the first {min(sizes):,} rows, and resize_embeddings=pad keeps {max(sizes):,}: the rows that a "
-        "model lacks are taken from the first one that has them."
+        f"keeps the first {min(sizes):,} rows, and resize_embeddings=pad keeps {max(sizes):,}: the rows that "
+        "a model lacks are taken from the first one that has them."
     )
 
 
