@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.errors import RecipeError
-from mecha_exp.families import embeddings, output_tied_to, tied_to
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.peft.config import config_of, is_adapter
-from mecha_exp.sources.source import Source, infos_of
-from mecha_exp.sources.vocabulary import VocabularyView
+from mecha_exp.peft.vocabulary import resized_lines, with_vocabulary
+from mecha_exp.sources.source import Source
 
 AS_THEY_ARE = frozenset({LORA_DELTA})
 """Methods that take an adapter itself and not the model that it stands for."""
@@ -24,7 +23,7 @@ class Expanded:
 
     Attributes:
         recipes: the graphs.
-        lines: about each adapter the model that it was added to.
+        lines: about each adapter the model that it was added to, and about rows of tokens that a base gets.
     """
 
     recipes: tuple[Node, ...]
@@ -45,6 +44,8 @@ def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> 
         return Expanded(tuple(recipes), ())
     lines: dict[str, None] = {}
     expanded = tuple(_expand(recipe, sources, lines) for recipe in recipes)
+    for base, adapters in _adapters_by_base(expanded, sources).items():
+        lines.update(dict.fromkeys(resized_lines(sources[base], adapters)))
     return Expanded(expanded, tuple(lines))
 
 
@@ -83,21 +84,18 @@ def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, 
 def untied(
     recipes: Sequence[Node], sources: Mapping[ModelNode, Source], on_tied: str
 ) -> dict[ModelNode, Source]:
-    """The sources, with an output layer for tied bases whose adapters need one, if it is asked for."""
-    views = dict(sources)
-    if on_tied != "untie":
-        return views
+    """The sources, whose bases have the output layers and the rows of tokens that their adapters need."""
+    adapters = _adapters_by_base(recipes, sources)
+    return {**sources, **{b: with_vocabulary(sources[b], own, on_tied) for b, own in adapters.items()}}
+
+
+def _adapters_by_base(
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source]
+) -> dict[ModelNode, list[Source]]:
+    adapters: dict[ModelNode, dict[ModelNode, Source]] = {}
     for adapter, base in adapter_calls(recipes, sources):
-        shapes = {key: info.shape for key, info in infos_of(views[base]).items()}
-        changed = [f".{key}." for key in sources[adapter].keys()]
-        for embedding in embeddings(shapes):
-            head = output_tied_to(embedding)
-            if head is None or head in shapes or tied_to(head, shapes) != embedding:
-                continue
-            modules = [f".{key.removesuffix('.weight')}." for key in (head, embedding)]
-            if any(module in key for module in modules for key in changed):
-                views[base] = VocabularyView(views[base], {head: embedding})
-    return views
+        adapters.setdefault(base, {})[adapter] = sources[adapter]
+    return {base: list(own.values()) for base, own in adapters.items()}
 
 
 def adapter_calls(

@@ -226,6 +226,24 @@ def test_a_base_is_tied_where_its_config_does_not_say(
         merged("rows")
 
 
+@pytest.mark.parametrize("magnitude", [0.0, 2.0])
+def test_an_output_of_zeros_stays_zeros_with_magnitudes(
+    magnitude: float, base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    """As from a LoRA file; PEFT 0.21 divides by the norm, and gives NaN."""
+    base[f"{Q}.weight"][3] = 0
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    factors = lora(Q)
+    factors[f"{PREFIX}{Q}.lora_B.weight"][3] = 0
+    magnitudes = torch.full((8,), magnitude)
+    adapter("dora", factors | {f"{PREFIX}{Q}.lora_magnitude_vector": magnitudes}, use_dora=True)
+
+    result = merged("dora")[f"{Q}.weight"]
+
+    assert torch.equal(result[3], torch.zeros(6))
+    torch.testing.assert_close(result[4].norm(), torch.tensor(magnitude))
+
+
 def test_a_merged_adapter_is_a_folder_like_its_base(base: Base, adapter: Callable[..., str], tmp_path: Path):
     adapter("lora", lora(Q))
 
