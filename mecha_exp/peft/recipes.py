@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.peft.config import config_of, is_adapter
-from mecha_exp.peft.vocabulary import resized_lines, with_vocabulary
+from mecha_exp.peft.vocabulary import IS_ADAPTER, resized_lines, with_vocabulary
+from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.source import Source
 
 AS_THEY_ARE = frozenset({LORA_DELTA})
@@ -65,7 +67,7 @@ def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, 
                 f"say which one, as in `base + lora_delta(adapter, base)`.{trained}"
             )
         name = base.source if isinstance(base, ModelNode) else repr(base)
-        lines[f"{adapter.source} is an adapter: read as {name} with what it adds"] = None
+        lines[f"{adapter.source}{IS_ADAPTER}read as {name} with what it adds"] = None
         return base + call(LORA_DELTA, adapter, base)
 
     def replace(node: Node) -> Node:
@@ -96,6 +98,12 @@ def _adapters_by_base(
     for adapter, base in adapter_calls(recipes, sources):
         adapters.setdefault(base, {})[adapter] = sources[adapter]
     return {base: list(own.values()) for base, own in adapters.items()}
+
+
+def bases_of_adapters(recipe: Node, model_dirs: Sequence[Path]) -> dict[ModelNode, ModelNode]:
+    """Each adapter of a recipe with the model that it is added to."""
+    with open_sources(models_of(recipe), model_dirs) as sources:
+        return dict(adapter_calls(with_bases([recipe], sources).recipes, sources))
 
 
 def adapter_calls(

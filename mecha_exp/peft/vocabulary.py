@@ -19,8 +19,11 @@ from mecha_exp.families import Shapes, embeddings, output_tied_to, tied_to, toke
 from mecha_exp.peft.config import PeftConfig, config_of
 from mecha_exp.peft.modules import TOKENS, Module, base_keys, sorted_modules
 from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
-from mecha_exp.sources.vocabulary import VocabularyView, with_tokens
+from mecha_exp.sources.vocabulary import VocabularyView, vocabulary_donor, with_tokens
 from mecha_exp.system.byte_cache import ByteCache
+
+IS_ADAPTER = " is an adapter: "
+"""In each line about how an adapter is read."""
 
 _FLOAT32 = torch.float32
 _ZEROS = "logits_bias"
@@ -80,9 +83,10 @@ def resized_lines(base: Source, adapters: Sequence[Source]) -> Iterator[str]:
     view = with_vocabulary(base, adapters, "error")
     for key in embeddings({key: info.shape for key, info in infos_of(base).items()}):
         before, after = base.info(key).shape[0], view.info(key).shape[0]
-        if before != after:
-            names = ", ".join(str(adapter.name) for adapter in adapters)
-            yield f"{base.name}: '{key}' gets {after:,} rows in place of {before:,}, those of {names}"
+        if before != after and (donor := vocabulary_donor(view)) is not None:
+            yield (
+                f"{donor.name}{IS_ADAPTER}{base.name} gets its {after:,} rows of '{key}' in place of {before:,}"
+            )
 
 
 def _rows(
