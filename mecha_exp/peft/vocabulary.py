@@ -84,9 +84,7 @@ def resized_lines(base: Source, adapters: Sequence[Source]) -> Iterator[str]:
     for key in embeddings({key: info.shape for key, info in infos_of(base).items()}):
         before, after = base.info(key).shape[0], view.info(key).shape[0]
         if before != after and (donor := vocabulary_donor(view)) is not None:
-            yield (
-                f"{donor.name}{IS_ADAPTER}{base.name} gets its {after:,} rows of '{key}' in place of {before:,}"
-            )
+            yield (f"{donor.name}{IS_ADAPTER}{base.name} gets its {after:,} rows of '{key}', not {before:,}")
 
 
 def _rows(
