@@ -52,7 +52,7 @@ _OUTPUTS_IN = frozenset(
         ("shared_head", "head"),
     }
 )
-"""The same, with the module around."""
+"""Output layers that are told by their last two names."""
 
 _OUTPUT_VECTORS = ("predictions.bias", "final_logits_bias")
 """The ends of keys of such biases in no layer of their own."""

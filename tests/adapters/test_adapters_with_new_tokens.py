@@ -3,6 +3,7 @@
 Run by `make hf`, which installs the libraries.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,19 @@ def test_an_adapter_with_new_tokens_is_an_expert(tmp_path: Path):
         torch.testing.assert_close(tensor[: len(mean)], mean, rtol=1e-5, atol=1e-5, msg=key)
         torch.testing.assert_close(tensor[len(mean) :], expected[key][len(mean) :], msg=key)
     assert len(loaded["lm_head.weight"]) == ADDED
+
+
+def test_a_merged_folder_has_the_tokenizer_of_the_adapter(tmp_path: Path):
+    words = {"[UNK]": 0, **{f"w{number}": number for number in range(1, ADDED)}}
+    model = base_of("llama", tmp_path)
+    trained(model, tmp_path, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    for folder, count in (("base", TOKENS), ("adapter", ADDED)):
+        known = {"vocab": dict(list(words.items())[:count]), "type": "WordLevel", "unk_token": "[UNK]"}
+        (tmp_path / folder / "tokenizer.json").write_text(json.dumps({"model": known, "added_tokens": []}))
+
+    m.merge(m.weighted_sum(str(tmp_path / "base"), str(tmp_path / "adapter"), alpha=1.0), tmp_path / "ours")
+
+    assert len(json.loads((tmp_path / "ours" / "tokenizer.json").read_text())["model"]["vocab"]) == ADDED
 
 
 def test_adapters_with_different_numbers_of_tokens_are_refused(tmp_path: Path):
