@@ -61,7 +61,7 @@ _OUTPUTS_IN = frozenset(
         ("shared_head", "head"),
     }
 )
-"""The same, with the module around."""
+"""Output layers that are told by their last two names."""
 
 _OUTPUT_VECTORS = ("predictions.bias", "final_logits_bias")
 """The ends of keys of such biases in no layer of their own."""
@@ -73,6 +73,13 @@ _OUTPUTS_IF_AS_LARGE = frozenset(
 
 _TIED_BIAS = re.compile(r"(?P<head>(.+\.)?(predictions|lm_head))(?P<decoder>\.decoder)?\.bias")
 _VOCABULARY_SIZE = re.compile(r"(\w+_)?vocab_size(_\w+)?")
+
+_TABLE = re.compile(r".*(embed|wte|wpe|lookup).*|(.*_)?emb|shared|relative_attention_bias")
+"""The last names of modules that are tables of rows, of positions and types too."""
+
+_CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
+"""In the names of classes of transformers."""
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """The entries of a config that count the layers of a model with one row of them."""
@@ -153,6 +160,11 @@ def is_embedding(key: str) -> bool:
     return name in EMBEDDINGS or not any(word.isdecimal() for word in module.split("."))
 
 
+def is_shared(key: str) -> bool:
+    """Whether a key is a table of which an encoder and a decoder have one each, tied to it."""
+    return is_embedding(key) and key.split(".")[-2] == "shared"
+
+
 def is_output(key: str) -> bool:
     """Whether a key is the weight or bias of a layer that writes tokens, by its name alone."""
     module, _, last = key.rpartition(".")
@@ -162,6 +174,26 @@ def is_output(key: str) -> bool:
     return (
         name in _OUTPUTS or (around.rpartition(".")[2], name) in _OUTPUTS_IN or key.endswith(_OUTPUT_VECTORS)
     )
+
+
+def is_table(key: str) -> bool:
+    """Whether a key is a table whose rows are looked up, of tokens or positions, and not multiplied with."""
+    return is_embedding(key) or _TABLE.fullmatch(key.rpartition(".")[0].rpartition(".")[2]) is not None
+
+
+def is_language_model(config: Mapping[str, Any]) -> bool:
+    """Whether the architecture that a config names writes tokens, so that its output layer may be tied."""
+    return any(word in name for name in _architectures(config) for word in _LANGUAGE_MODELS)
+
+
+def is_causal_model(config: Mapping[str, Any]) -> bool:
+    """Whether the architecture that a config names writes the next token."""
+    return any(name.endswith(_CAUSAL_MODELS) for name in _architectures(config))
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def embeddings(shapes: Shapes) -> list[str]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from mecha_exp.app.point import Point
 from mecha_exp.app.words.experts import names_of
+from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, ConfigError
+from mecha_exp.peft.recipes import bases_of_adapters
 from mecha_exp.sources.search import find_model
 
 
@@ -29,6 +31,23 @@ def base_of(point: Point) -> str | None:
         return names.get(find_model(str(base), point.options.model_dirs)) if base else None
     except CheckpointError:  # it does not exist, and the recipe does without it
         return None
+
+
+def base_of_adapter(point: Point, path: Path) -> Path | None:
+    """The model that an input stands on, if the input is an adapter of PEFT; None for a model.
+
+    Raises:
+        CheckpointError: the base of an adapter that the recipe does not merge does not exist.
+        RecipeError: nothing tells the base of an adapter.
+    """
+    if not (path / ADAPTER_CONFIG).is_file():
+        return None
+    by_node = {point.files[node]: node for node in point.names}
+    if path in by_node:
+        bases = bases_of_adapters(point.recipe, point.options.model_dirs)
+        return point.files[bases[by_node[path]]] if by_node[path] in bases else None
+    base = point.config["models"].get("base")
+    return find_model(str(base), point.options.model_dirs) if base else None
 
 
 def experts_of(point: Point) -> dict[str, str]:

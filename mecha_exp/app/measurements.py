@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.experts import base_of, experts_found, experts_left_out, named_experts
+from mecha_exp.app.experts import base_of, base_of_adapter, experts_found, experts_left_out, named_experts
+from mecha_exp.app.outputs.adapter import adapted
 from mecha_exp.app.point import Point
 from mecha_exp.app.provenance import names_of_input
 from mecha_exp.app.races import Races, without_outcomes
@@ -29,6 +30,7 @@ from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored_results import StoredEvaluation
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
+from mecha_exp.system.texts import json_hash
 from mecha_exp.terminal.bars import MeasuringBars
 
 log = logging.getLogger(__name__)
@@ -310,26 +312,36 @@ class Measurements:
 
     def _of_input(self, point: Point, path: Path, name: str) -> Measured:
         parts = []
-        content = point.contents.get(path) or contents_of([path])[path]
+        base = base_of_adapter(point, path)
+        content = _content(point, path)
+        if base is not None:
+            content = json_hash([content, _content(point, base)])
         others = {other: file for other, file in point.context.inputs.items() if file != path}
-        context = Context(name, inputs={name: path, **others}, offline=point.is_offline)
+        context = Context(name, inputs={name: base or path, **others}, offline=point.is_offline)
         for shared in point.scoring.evaluations:
             evaluation = shared.within(context)
             key = (evaluation.key, content)
             if key not in self._inputs:
                 self._inputs[key] = self._stored(evaluation.key, content=content) or self._measure_input(
-                    point, evaluation, path, context, content
+                    point, evaluation, path, base, context, content
                 )
             if (measurement := self._inputs[key]) is not None:
                 parts.append((evaluation, measurement))
         return Measured(parts)
 
     def _measure_input(
-        self, point: Point, evaluation: Evaluation, path: Path, context: Context, content: str
+        self,
+        point: Point,
+        evaluation: Evaluation,
+        path: Path,
+        base: Path | None,
+        context: Context,
+        content: str,
     ) -> Measurement | None:
         context = self._watched(context, evaluation.key, content=content)
         try:
-            measurement = point.scoring.measure_one(evaluation, path, context)
+            model = path if base is None else adapted(base, path, point.options)
+            measurement = point.scoring.measure_one(evaluation, model, context)
         except MechaError as error:
             log.warning("the input %s cannot be measured for comparison: %s", path, error)
             return None
@@ -365,6 +377,10 @@ class Measurements:
             outcomes = encode(by_metric) if by_metric else None
             stored = StoredEvaluation(measurement.metrics, outcomes, measurement.files)
             self._write(self._store.put_evaluation, evaluation.key, stored, signature, content=content)
+
+
+def _content(point: Point, path: Path) -> str:
+    return point.contents.get(path) or contents_of([path])[path]
 
 
 def _raced(point: Point) -> tuple[str, str]:

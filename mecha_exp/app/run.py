@@ -159,7 +159,7 @@ class _PointRun:
         if isinstance(result, Exception):
             raise result
         self.record.note = _what_changed(self.earlier, self.record, point)
-        _describe(self.record, point, result)
+        _describe(self.record, point, result, self.bench)
         _measure(self, self.bench, point, result)
         if point.has_card and self.record.model == str(point.output):
             note_results(self.record)
@@ -214,9 +214,9 @@ def _find_or_merge(bench: Workbench, point: Point) -> Merged | Exception:
     return recalled if recalled else next(bench.merge([point], progress_bar))[1]
 
 
-def _describe(record: Record, point: Point, merged: Merged) -> None:
+def _describe(record: Record, point: Point, merged: Merged, bench: Workbench) -> None:
     """Write the point and its merge into the record."""
-    for warning in merged.warnings:
+    for warning in filter(bench.is_news, merged.warnings):
         log.warning("%s", as_typed(warning))
     recipe = HydraConfig.get().runtime.choices.get("recipe")
     record.parameters = {**point.parameters, **({"recipe": recipe} if recipe else {})}

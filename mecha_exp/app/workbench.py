@@ -33,6 +33,7 @@ from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored_results import ModelFile, StoredMerge
+from mecha_exp.peft.vocabulary import IS_ADAPTER
 from mecha_exp.system.cores import available_cores
 from mecha_exp.terminal.pace import Pace
 
@@ -68,6 +69,7 @@ class Workbench:
         self._scorings: dict[tuple[object, ...], Scoring] = {}
         self.measurements = Measurements(store, self._write, is_fresh=self.measures_again)
         self.pace = Pace()
+        self._said: set[str] = set()
         self._is_warned = False
         self._warning = Lock()
 
@@ -177,8 +179,15 @@ class Workbench:
     def begin(self) -> None:
         """Forget what earlier commands of this process measured: files may have changed since."""
         self._scorings.clear()
+        self._said.clear()
         self.measurements.begin()
         self.pace = Pace()
+
+    def is_news(self, warning: str) -> bool:
+        """Whether a warning is to be said; how an adapter is read is the same at all points of a command."""
+        is_known = IS_ADAPTER in warning and warning in self._said
+        self._said.add(warning)
+        return not is_known
 
     def note_failure(self, point: Point, error: str, evaluation: str = "") -> None:
         """Store that a point or one of its evaluations failed, unless that is why it was not tried."""

@@ -59,6 +59,9 @@ SPELLINGS = {
 LORA_DELTA = "lora_delta"
 """The merge method that reads an adapter as a difference to a base."""
 
+MAKERS_OF_LORAS = frozenset({"extract_kohya_lora", "extract_lycoris_lora"})
+"""The merge methods that make LoRA files in which the alpha of each module is its rank."""
+
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of modules."""
 

@@ -179,7 +179,7 @@ def difference_to(weight: Tensor, tensors: Tensors) -> Tensor:
     """
     if DORA in tensors:
         rest = {suffix: tensor for suffix, tensor in tensors.items() if suffix != DORA}
-        return _with_magnitudes(weight + difference(rest).reshape(weight.shape), tensors[DORA]) - weight
+        return with_magnitudes(weight + difference(rest).reshape(weight.shape), tensors[DORA]) - weight
     if tensors.keys() <= {*IA3, ALPHA}:
         axis = _axis_of_factors(tensors)
         ones = [weight.shape[axis] if i == axis else 1 for i in range(weight.ndim)]
@@ -207,8 +207,15 @@ def _require_factors(name: str, tensors: Tensors, key: str, shape: tuple[int, ..
         )
 
 
-def _with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
-    """The tensor whose outputs, or inputs, have these norms; those of zeros stay zeros."""
+def with_magnitudes(weight: Tensor, magnitudes: Tensor) -> Tensor:
+    """The tensor whose outputs, or inputs, have these norms; those of zeros stay zeros.
+
+    Args:
+        magnitudes: the norms along an axis, of size 1 along the others.
+
+    LyCORIS and ComfyUI add a small number to the norm, so that zeros stay zeros there, too. PEFT 0.21 divides
+    by the norm, so that zeros become NaN.
+    """
     by_axis = magnitudes.reshape(*magnitudes.shape, *[1] * (weight.ndim - magnitudes.ndim))
     others = [axis for axis, size in enumerate(by_axis.shape) if size == 1]
     norm = torch.linalg.vector_norm(weight, dim=others, keepdim=True, dtype=torch.float64)

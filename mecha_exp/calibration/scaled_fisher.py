@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from mecha_exp.calibration.measurement import Advance, Request, calibrate
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource, open_stored
+from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.engine import Job, merge_many
 from mecha_exp.graph.nodes import ModelNode, call
 from mecha_exp.sources.statistics import (
@@ -54,7 +55,7 @@ def calibrate_scaled(
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".scaled-", dir=output.parent) as folder:
-        path = Path(folder, expert.name)
+        path = Path(folder, f"{expert.stem}{SUFFIX}") if expert.is_file() else Path(folder, expert.name)
         recipe = call("weighted_sum", ModelNode(str(base)), ModelNode(str(expert)), alpha=scale)
         merge_many([Job(recipe, path)])
         with open_stored(path) as scaled, open_stored(base) as of_base, open_stored(expert) as of_expert:

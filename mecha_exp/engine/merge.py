@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from mecha_exp.architectures.lora import MAKERS_OF_LORAS
+from mecha_exp.architectures.lora_header import lora_header
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.dtypes import Layout
 from mecha_exp.engine.options import EngineOptions
@@ -25,7 +27,7 @@ from mecha_exp.engine.runtime.resumption import resume_token
 from mecha_exp.engine.scaled_fp8 import error_of
 from mecha_exp.engine.sinks import MemorySink, NoSink, ReceiverSink, Sink
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
-from mecha_exp.graph.nodes import ModelNode, Node, models_of
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
 from mecha_exp.sources.inputs import open_sources
 
 
@@ -142,11 +144,16 @@ def sink_of(planned: Plan, number: int) -> Sink:
 
 
 def header_of(planned: Plan, number: int) -> Mapping[str, str]:
-    """The metadata in the header of a job's output: its own, or its provenance."""
+    """The metadata in the header of a job's output: its own, or its provenance; and what a LoRA file says."""
     job = planned.jobs[number]
-    if job.metadata is not None:
-        return job.metadata
-    return metadata_of(job.recipe, planned.options, job.dtype, job.quantize)
+    metadata = job.metadata
+    if metadata is None:
+        metadata = metadata_of(job.recipe, planned.options, job.dtype, job.quantize)
+    if not isinstance(job.output, Path):
+        return metadata
+    shapes = {key: shape for key, (_, shape) in planned.layouts[number].items()}
+    is_extracted = isinstance(job.recipe, MergeNode) and job.recipe.method.identifier in MAKERS_OF_LORAS
+    return {**metadata, **lora_header(shapes, job.output.stem, is_extracted)}
 
 
 def _moments(planned: Plan, tally: MergeStats, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:

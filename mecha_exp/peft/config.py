@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +38,6 @@ REASONS = {
 
 REFUSED = {
     "target_parameters": "factors of single parameters, such as stacked experts, have a form of their own",
-    "trainable_token_indices": "rows of the embedding are replaced in a form of their own",
     "layer_replication": "the adapter is for a model with layers of the base repeated",
     "alora_invocation_tokens": "it is active only after certain tokens, so no weights do what it does",
     "use_qalora": "its factors act on pooled inputs",
@@ -72,6 +71,8 @@ class PeftConfig:
         ties_embeddings: whether a change of the embedding is one of the output layer, too.
         base: the name or path of the model that it was trained on; empty where it is not said.
         kind: one of `KINDS`.
+        saved: the ends of names of modules that were trained whole (`modules_to_save`).
+        tokens: by the end of a module's name the tokens whose rows were trained; of all by an empty one.
         content: all of it.
     """
 
@@ -84,6 +85,8 @@ class PeftConfig:
     ties_embeddings: bool = False
     base: str = ""
     kind: str = LORA
+    saved: Sequence[str] = ()
+    tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def rank_of(self, module: str) -> int:
@@ -94,6 +97,15 @@ class PeftConfig:
         """The factor of a module's product: alpha / r, or alpha / sqrt(r)."""
         alpha, rank = _by_pattern(self.alpha_pattern, module, self.alpha), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
+
+    def saves(self, module: str) -> bool:
+        """Whether a module was trained whole."""
+        return any(_ends_with(module, name) for name in self.saved)
+
+    def tokens_of(self, module: str) -> Sequence[int]:
+        """The tokens of a module whose rows were trained; a tied output layer has those of its embedding."""
+        own = [tokens for name, tokens in self.tokens.items() if not name or _ends_with(module, name)]
+        return next(iter(own or self.tokens.values()), ())
 
 
 def config_of(source: Source) -> PeftConfig | None:
@@ -183,11 +195,22 @@ def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
                 problems.add(f"{path}: {entry}: {expression!r} is not a regular expression: {error}.")
         return {name: number(f"{entry}.{name}", value, whole) for name, value in entries.items()}
 
+    def tokens() -> dict[str, list[int]]:
+        entry = "trainable_token_indices"
+        value = content.get(entry) or {}
+        by_module = value if isinstance(value, dict) else {"": value}
+        for indices in by_module.values():
+            if not isinstance(indices, list) or not all(is_whole(index, least=0) for index in indices):
+                problems.add(f"{path}: {entry}: expected lists of numbers of tokens, got {brief(value)}.")
+                return {}
+        return by_module
+
     ranks, alphas = pattern("rank_pattern", True), pattern("alpha_pattern", False)
     rank = number("r", content.get("r", 8), whole=True)
     kind = str(content["peft_type"]).upper()
     entry = "lora_alpha" if kind == LORA else "alpha"
-    alpha = number(entry, content.get(entry, 8))
+    alpha, trained = number(entry, content.get(entry, 8)), tokens()
+    saved = content.get("modules_to_save")
     problems.raise_as(CheckpointError)
     return PeftConfig(
         int(rank),
@@ -199,8 +222,15 @@ def _parse(content: Mapping[str, Any], path: Path) -> PeftConfig:
         bool(content.get("ensure_weight_tying")),
         str(content.get("base_model_name_or_path") or ""),
         kind,
+        tuple(map(str, saved)) if isinstance(saved, list) else (),
+        trained,
         content,
     )
+
+
+def _ends_with(module: str, name: str) -> bool:
+    """Whether a module is called so, alone or within others; PEFT's rule."""
+    return module == name or module.endswith(f".{name}")
 
 
 def _by_pattern(patterns: Mapping[str, Number], module: str, default: Number) -> Number:

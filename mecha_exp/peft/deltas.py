@@ -9,13 +9,12 @@ import torch
 from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError
-from mecha_exp.families import is_embedding, output_layers
+from mecha_exp.families import is_embedding, is_language_model, is_output, is_shared, output_layers
 from mecha_exp.peft.config import config_of
+from mecha_exp.peft.modules import TOKENS, A
 from mecha_exp.peft.targets import Matching
 from mecha_exp.sources.lora import DeltaSource, dtype_of, require_numbers
 from mecha_exp.sources.source import Source, infos_of
-
-_WITH_HEAD = ("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 
 
 class PeftDeltas(DeltaSource):
@@ -55,6 +54,11 @@ class PeftDeltas(DeltaSource):
         info = self._targets.get(key) if isinstance(key, str) else None
         return info is not None and is_arithmetic(info.dtype)
 
+    def has_head(self, suffix: str) -> bool:
+        """Whether the adapter has a tensor of this suffix for an output layer."""
+        modules = (key.removesuffix(f".{suffix}") for key in self._infos if key.endswith(f".{suffix}"))
+        return any(is_output(f"{module}.weight") for module in modules)
+
     def _shape(self, key: str) -> tuple[int, ...]:
         return self._targets[key].shape
 
@@ -69,22 +73,32 @@ def is_tied(model: Source) -> bool:
     A config without `tie_word_embeddings` leaves it true, as transformers reads it.
     """
     content = config_beside(model.path)
-    names = " ".join(map(str, content.get("architectures") or ()))
     has_head = bool(output_layers({key: info.shape for key, info in infos_of(model).items()}))
-    may_tie = content.get("tie_word_embeddings", True) and any(word in names for word in _WITH_HEAD)
+    may_tie = content.get("tie_word_embeddings", True) and is_language_model(content)
     return may_tie and not has_head
 
 
 def _check_ties(name: str, adapter: PeftDeltas, base: Source) -> None:
-    """Refuse to change an embedding that its model uses as the output layer, too.
+    """Refuse to change an embedding that its model uses as other tables, too, which PEFT left as they were.
 
-    Trained with PEFT, the output layer keeps the values from before, unless `ensure_weight_tying` says that
-    both have one adapter.
+    With `ensure_weight_tying` PEFT gives the output layer the same adapter. It does so for most models, and
+    for GPT-2 it does not: the adapter's file tells.
     """
-    changed = [key for key in adapter.modules if is_embedding(key)]
-    if changed and is_tied(base) and not adapter.config.ties_embeddings:
-        raise CheckpointError(
-            f"{name}: it changes {changed[0]}, which {base.name} uses as its output layer, too (it is tied), "
-            "and the adapter leaves that as it was. on_tied=untie gives the result an output layer of its "
-            "own."
-        )
+    for key, module in adapter.modules.items():
+        is_whole = adapter.config.saves(key.removesuffix(".weight"))
+        if not is_embedding(key) or not (module.factors.keys() - {TOKENS} or is_whole):
+            continue
+        if adapter.config.ties_embeddings and adapter.has_head(A if module.factors else "weight"):
+            continue
+        if module.whole and is_shared(key):
+            raise CheckpointError(
+                f"{name}: PEFT trained a copy of {key}, and the encoder and decoder of {base.name} read "
+                "tables of their own, which it left as they were. Train it with ensure_weight_tying=True, "
+                "or without this module in modules_to_save."
+            )
+        if is_tied(base):
+            raise CheckpointError(
+                f"{name}: it changes {key}, which {base.name} uses as its output layer, too (it is tied), "
+                "and the adapter leaves that as it was. on_tied=untie gives the result an output layer of "
+                "its own."
+            )

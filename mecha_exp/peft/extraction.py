@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from mecha_exp.architectures.lora import PEFT_PREFIX
 from mecha_exp.checkpoint import is_arithmetic, open_stored
 from mecha_exp.checkpoint.sidecars import config_beside
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
-from mecha_exp.families import is_embedding
+from mecha_exp.families import is_causal_model, is_embedding, is_table
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.numbers import is_whole
 from mecha_exp.peft.deltas import is_tied
@@ -31,12 +30,9 @@ from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
 
 _WEIGHT = ".weight"
-_TABLE = re.compile(r".*(embed|wte|wpe|lookup).*|(.*_)?emb|shared|relative_attention_bias")
-"""The last names of tables of rows, which are looked up and not multiplied with."""
 _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
 """The model types with `Conv1D` of transformers, stored as (inputs, outputs), and its names there."""
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 @dataclass(frozen=True)
@@ -154,18 +150,17 @@ class _Pair:
                 f"{self.fine.name} and {self.base.name} do not have the same keys: {some(other, 3)}. An "
                 "adapter changes tensors, and adds none."
             )
-        shapes = [key for key in self._shared if self.fine.info(key).shape != self.base.info(key).shape]
-        if shapes:
-            problems.add(f"{some(shapes, 3)} have other shapes in {self.fine.name} than in {self.base.name}.")
+        if shapes := [key for key in self._shared if self._is_resized(key) and key not in self._decided]:
+            have = "has another shape" if len(shapes) == 1 else "have other shapes"
+            problems.add(
+                f"{some(shapes, 3)} {have} in {self.fine.name} than in {self.base.name}. {_cure(shapes[0])}"
+            )
         problems.raise_as(CheckpointError)
         self._check_ties()
-        if others := [key for key in self._other_changes if key not in {*self.whole, *self.left_out}]:
-            name = self._module(others[0]).rpartition(".")[2]
+        if others := [key for key in self._other_changes if key not in self._decided]:
             raise CheckpointError(
-                f"besides linear layers {counted(len(others), 'tensor')} changed: {some(others, 5)}. Save "
-                "their modules "
-                f"whole (--modules-to-save {name}), or leave the changes out (--leave-out '{others[0]}'). "
-                "Both take several."
+                f"besides linear layers {counted(len(others), 'tensor')} changed: {some(others, 5)}. "
+                f"{_cure(others[0])}"
             )
 
     def _check_ties(self) -> None:
@@ -195,6 +190,14 @@ class _Pair:
             and self._changed(key)
         )
 
+    @cached_property
+    def _decided(self) -> set[str]:
+        """The keys for which it is said what to do with their change."""
+        return {*self.whole, *self.left_out}
+
+    def _is_resized(self, key: str) -> bool:
+        return self.fine.info(key).shape != self.base.info(key).shape
+
     @property
     def has_transposed(self) -> bool:
         """Whether there are linear layers that are stored as (inputs, outputs)."""
@@ -202,9 +205,8 @@ class _Pair:
 
     def differences(self) -> Iterator[tuple[str, Tensor]]:
         """The differences of the linear layers that changed, as [outputs, inputs], by module."""
-        skipped = {*self.whole, *self.left_out}
         for key in self._shared:
-            if self._is_linear(key) and key not in skipped:
+            if self._is_linear(key) and key not in self._decided:
                 difference = _read(self.fine, key).float() - _read(self.base, key).float()
                 if difference.any():
                     module = self._module(key)
@@ -213,9 +215,7 @@ class _Pair:
 
     def task_type(self) -> str | None:
         """The task that PEFT is told, where the architecture tells it."""
-        names = self._config_of_base.get("architectures")
-        is_causal = isinstance(names, list) and any(str(name).endswith(_CAUSAL) for name in names)
-        return "CAUSAL_LM" if is_causal else None
+        return "CAUSAL_LM" if is_causal_model(self._config_of_base) else None
 
     @cached_property
     def _shared(self) -> list[str]:
@@ -232,11 +232,12 @@ class _Pair:
 
     def _is_linear(self, key: str) -> bool:
         info = self.fine.info(key)
-        last = self._module(key).rpartition(".")[2]
         is_matrix = key.endswith(_WEIGHT) and len(info.shape) == 2 and is_arithmetic(info.dtype)
-        return is_matrix and not _TABLE.fullmatch(last)
+        return is_matrix and not is_table(key)
 
     def _changed(self, key: str) -> bool:
+        if self._is_resized(key):
+            return True
         fine, base = self.fine.read(key), self.base.read(key)
         common = torch.promote_types(fine.dtype, base.dtype)
         return not torch.equal(fine.to(common), base.to(common))
@@ -244,6 +245,15 @@ class _Pair:
     @staticmethod
     def _module(key: str) -> str:
         return key.rpartition(".")[0]
+
+
+def _cure(key: str) -> str:
+    """What to do with a tensor that an adapter of linear layers cannot have."""
+    name = key.rpartition(".")[0].rpartition(".")[2]
+    return (
+        f"Save their modules whole (--modules-to-save {name}), or leave the changes out (--leave-out "
+        f"'{key}'). Both take several."
+    )
 
 
 def _read(model: Source, key: str) -> Tensor:

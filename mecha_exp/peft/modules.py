@@ -9,19 +9,38 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mecha_exp.architectures.lora import HADA, LOHA, LOKR, PEFT_PREFIX, W1, W2, difference_shape, reshapes
-from mecha_exp.architectures.lora_deltas import difference
+from mecha_exp.architectures.lora import (
+    DOWN,
+    HADA,
+    LOHA,
+    LOKR,
+    PEFT_PREFIX,
+    UP,
+    W1,
+    W2,
+    difference_shape,
+    reshapes,
+)
+from mecha_exp.architectures.lora_deltas import difference, with_magnitudes
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.errors import CheckpointError, ConfigError, Problems, counted, some
+from mecha_exp.families import is_output
 
 A, B, BIAS = "lora_A.weight", "lora_B.weight", "lora_B.bias"
 OF_ROWS, OF_COLUMNS = "lora_embedding_A", "lora_embedding_B"
 """The factors of an embedding: [rank, tokens] and [size, rank]."""
 MAGNITUDE = "lora_magnitude_vector"
-_SUFFIXES = {name: name for name in (A, B, BIAS, OF_ROWS, OF_COLUMNS, MAGNITUDE)}
+TOKENS = "token_adapter.trainable_tokens_delta"
+"""The rows of some tokens (`trainable_token_indices`): those of the trained model, and no difference."""
+_SUFFIXES = {name: name for name in (A, B, BIAS, OF_ROWS, OF_COLUMNS, MAGNITUDE, TOKENS)}
 _SUFFIXES[f"{MAGNITUDE}.weight"] = MAGNITUDE
 _SUFFIXES |= {name: name for name in (*LOHA, *LOKR)}
 _FACTOR = re.compile(rf"(?P<module>.+)\.(?P<suffix>{'|'.join(map(re.escape, _SUFFIXES))})")
+
+_BEFORE_TRAINING = ".original_module."
+"""In the names of tensors that PEFT saves beside those of `modules_to_save`: what these were before."""
+_WRAPPERS = (".token_adapter.base_layer.", ".base_layer.", ".modules_to_save.")
+"""What PEFT puts into the names of whole tensors."""
 
 _RANK_AXES = (
     *((A, 0), (B, 1), (OF_ROWS, 0), (OF_COLUMNS, 1)),
@@ -44,6 +63,7 @@ class Module:
         whole: the key of a tensor that takes the place of the model's; empty without one.
         scale: of the product.
         is_transposed: whether the model's tensor is stored as (inputs, outputs).
+        tokens: the rows that take the place of the model's, where the adapter has rows of some tokens.
     """
 
     name: str
@@ -52,11 +72,12 @@ class Module:
     whole: str = ""
     scale: float = 1.0
     is_transposed: bool = False
+    tokens: Sequence[int] = ()
 
     @property
     def reads_base(self) -> bool:
         """Whether the difference depends on the model's tensor."""
-        return bool(self.whole) or MAGNITUDE in self.factors
+        return bool(self.whole) or not self.factors.keys().isdisjoint((MAGNITUDE, TOKENS))
 
     @property
     def is_lycoris(self) -> bool:
@@ -80,13 +101,10 @@ class Module:
             return read(self.factors[BIAS]) * self.scale
         if self.is_lycoris:
             return difference({suffix: read(own) for suffix, own in self.factors.items()}) * self.scale
-        if self.is_embedding:
-            rows, columns = read(self.factors[OF_ROWS]), read(self.factors[OF_COLUMNS])
-            transposed: Tensor = columns * self.scale @ rows
-            return transposed.mT
-        down, up = read(self.factors[A]), read(self.factors[B])
-        product: Tensor = (up.flatten(1) * self.scale @ down.flatten(1)).reshape(up.shape[0], *down.shape[1:])
-        return torch.t(product) if self.is_transposed else product
+        up, down = (OF_COLUMNS, OF_ROWS) if self.is_embedding else (B, A)
+        factors = {UP: read(self.factors[up]) * self.scale, DOWN: read(self.factors[down])}
+        product = difference(factors)
+        return torch.t(product) if self.is_embedding or self.is_transposed else product
 
     def delta(self, read: Read, base: Read) -> Tensor:
         """The difference to the model's tensor; with magnitudes m of DoRA m (W + D) / ||W + D|| - W.
@@ -103,20 +121,21 @@ class Module:
         if not self.reads_base:
             return self.product(read)
         before = base(self.key)
+        return self.adapted(read, before) - before
+
+    def adapted(self, read: Read, before: Tensor) -> Tensor:
+        """The model's tensor with all that the adapter changes in it, given the tensor before."""
         after = read(self.whole).to(before.dtype) if self.whole else before
+        if TOKENS in self.factors:
+            rows = read(self.factors[TOKENS]).to(after.dtype)
+            return after.index_copy(0, torch.tensor(self.tokens), rows)
         if self.factors:
             after = after + self.product(read).reshape(after.shape)
         if MAGNITUDE in self.factors:
-            after = self._with_magnitude(after, read(self.factors[MAGNITUDE]))
-        return after - before
-
-    def _with_magnitude(self, adapted: Tensor, magnitude: Tensor) -> Tensor:
-        outputs = adapted.ndim - 1 if self.is_embedding or self.is_transposed else 0
-        others = [axis for axis in range(adapted.ndim) if axis != outputs]
-        norm = torch.linalg.vector_norm(adapted, dim=others, keepdim=True, dtype=torch.float64)
-        factor = magnitude.double().reshape(norm.shape) / norm
-        scaled: Tensor = adapted * factor
-        return scaled.to(adapted.dtype)
+            outputs = after.ndim - 1 if self.is_embedding or self.is_transposed else 0
+            by_axis = [-1 if axis == outputs else 1 for axis in range(after.ndim)]
+            after = with_magnitudes(after, read(self.factors[MAGNITUDE]).reshape(by_axis))
+        return after
 
 
 def sorted_modules(keys: Iterable[str], name: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
@@ -134,8 +153,10 @@ def sorted_modules(keys: Iterable[str], name: str) -> tuple[dict[str, dict[str, 
             factors.setdefault(match["module"], {})[_SUFFIXES[match["suffix"]]] = key
         elif inner == key or "lora_" in inner:
             unknown.append(key)
-        else:
-            whole[inner.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = key
+        elif _BEFORE_TRAINING not in inner:
+            for wrapper in _WRAPPERS:
+                inner = inner.replace(wrapper, ".")
+            whole[inner] = key
     problems = Problems()
     if unknown:
         problems.add(
@@ -145,7 +166,7 @@ def sorted_modules(keys: Iterable[str], name: str) -> tuple[dict[str, dict[str, 
     for module, suffixes in factors.items():
         pairs = [(A, B), (OF_ROWS, OF_COLUMNS)]
         is_pair = any(suffixes.keys() & {*pair} == {*pair} for pair in pairs)
-        if not is_pair and not suffixes.keys() <= {*LOHA, *LOKR}:
+        if not is_pair and not suffixes.keys() <= {*LOHA, *LOKR} and suffixes.keys() != {TOKENS}:
             problems.add(f"{name}: the module {module} has only {some(sorted(suffixes))}.")
     problems.raise_as(CheckpointError)
     return factors, whole
@@ -196,12 +217,23 @@ def _shape_of(module: Module, shapes: Mapping[str, Shape], target: Shape) -> Sha
         return target if reshapes(own_shape, target) else own_shape
     if BIAS in shapes:
         return shapes[BIAS]
+    if TOKENS in shapes:
+        return _with_rows(module, shapes[TOKENS], target)
     if OF_ROWS in shapes:
         return (shapes[OF_ROWS][-1], shapes[OF_COLUMNS][0])
     if A not in shapes:
         return None
     down, up = shapes[A], shapes[B]
     return (down[-1], up[0]) if module.is_transposed else (up[0], *down[1:])
+
+
+def _with_rows(module: Module, rows: Shape, target: Shape) -> Shape:
+    """The shape of a table some rows of which are replaced, which is the table's own."""
+    if len(target) != 2 or rows != (len(module.tokens), target[1]):
+        raise ConfigError(f"{TOKENS} {list(rows)} is not {len(module.tokens)} rows of {list(target)}")
+    if not all(0 <= token < target[0] for token in module.tokens):
+        raise ConfigError(f"there is no token {max(module.tokens)} in {list(target)}")
+    return target
 
 
 def _refuse_other_order(shapes: Mapping[str, Shape]) -> None:
@@ -252,13 +284,21 @@ def base_keys(names: Sequence[str], keys: Iterable[str], ending: str = "") -> di
     """The key of the model that each name of an adapter means; names without one are left out.
 
     A model alone and the same model below a head differ in the first part of their keys, such as `model.` or
-    `transformer.`; an adapter for the one is read for the other.
+    `transformer.`; an adapter for the one is read for the other. An output layer may have another name in
+    memory, where PEFT sees it, than in the model's file, such as `lm_head` for `embed_out`.
     """
     known = set(keys)
     firsts = dict.fromkeys(f"{key.partition('.')[0]}." for key in known)
     full_keys: dict[str, str] = {}
     for name in names:
-        ways = ([name], [name.partition(".")[2]], [f"{first}{name}" for first in firsts])
+        last = f"{name}{ending}".rpartition(".")[2]
+        heads = [key for key in known if is_output(key) and key.endswith(f".{last}")]
+        ways = (
+            [name],
+            [name.partition(".")[2]],
+            [f"{first}{name}" for first in firsts],
+            [key.removesuffix(ending) for key in heads if is_output(f"{name}{ending}")],
+        )
         matches = ([c for c in way if c and f"{c}{ending}" in known] for way in ways)
         match = next(filter(None, matches), [])
         if len(match) == 1:

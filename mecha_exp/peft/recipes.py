@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.errors import RecipeError
-from mecha_exp.families import embeddings, output_tied_to, tied_to
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.peft.config import config_of, is_adapter
-from mecha_exp.sources.source import Source, infos_of
-from mecha_exp.sources.vocabulary import VocabularyView
+from mecha_exp.peft.vocabulary import IS_ADAPTER, resized_lines, with_vocabulary
+from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.source import Source
 
 AS_THEY_ARE = frozenset({LORA_DELTA})
 """Methods that take an adapter itself and not the model that it stands for."""
@@ -24,7 +25,7 @@ class Expanded:
 
     Attributes:
         recipes: the graphs.
-        lines: about each adapter the model that it was added to.
+        lines: about each adapter the model that it was added to, and about rows of tokens that a base gets.
     """
 
     recipes: tuple[Node, ...]
@@ -45,6 +46,8 @@ def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> 
         return Expanded(tuple(recipes), ())
     lines: dict[str, None] = {}
     expanded = tuple(_expand(recipe, sources, lines) for recipe in recipes)
+    for base, adapters in _adapters_by_base(expanded, sources).items():
+        lines.update(dict.fromkeys(resized_lines(sources[base], adapters)))
     return Expanded(expanded, tuple(lines))
 
 
@@ -64,7 +67,7 @@ def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, 
                 f"say which one, as in `base + lora_delta(adapter, base)`.{trained}"
             )
         name = base.source if isinstance(base, ModelNode) else repr(base)
-        lines[f"{adapter.source} is an adapter: read as {name} with what it adds"] = None
+        lines[f"{adapter.source}{IS_ADAPTER}read as {name} with what it adds"] = None
         return base + call(LORA_DELTA, adapter, base)
 
     def replace(node: Node) -> Node:
@@ -83,21 +86,24 @@ def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, 
 def untied(
     recipes: Sequence[Node], sources: Mapping[ModelNode, Source], on_tied: str
 ) -> dict[ModelNode, Source]:
-    """The sources, with an output layer for tied bases whose adapters need one, if it is asked for."""
-    views = dict(sources)
-    if on_tied != "untie":
-        return views
+    """The sources, whose bases have the output layers and the rows of tokens that their adapters need."""
+    adapters = _adapters_by_base(recipes, sources)
+    return {**sources, **{b: with_vocabulary(sources[b], own, on_tied) for b, own in adapters.items()}}
+
+
+def _adapters_by_base(
+    recipes: Sequence[Node], sources: Mapping[ModelNode, Source]
+) -> dict[ModelNode, list[Source]]:
+    adapters: dict[ModelNode, dict[ModelNode, Source]] = {}
     for adapter, base in adapter_calls(recipes, sources):
-        shapes = {key: info.shape for key, info in infos_of(views[base]).items()}
-        changed = [f".{key}." for key in sources[adapter].keys()]
-        for embedding in embeddings(shapes):
-            head = output_tied_to(embedding)
-            if head is None or head in shapes or tied_to(head, shapes) != embedding:
-                continue
-            modules = [f".{key.removesuffix('.weight')}." for key in (head, embedding)]
-            if any(module in key for module in modules for key in changed):
-                views[base] = VocabularyView(views[base], {head: embedding})
-    return views
+        adapters.setdefault(base, {})[adapter] = sources[adapter]
+    return {base: list(own.values()) for base, own in adapters.items()}
+
+
+def bases_of_adapters(recipe: Node, model_dirs: Sequence[Path]) -> dict[ModelNode, ModelNode]:
+    """Each adapter of a recipe with the model that it is added to."""
+    with open_sources(models_of(recipe), model_dirs) as sources:
+        return dict(adapter_calls(with_bases([recipe], sources).recipes, sources))
 
 
 def adapter_calls(

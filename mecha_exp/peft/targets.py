@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
 from mecha_exp.errors import CheckpointError, Problems, some
-from mecha_exp.families import is_output
 from mecha_exp.peft.config import PeftConfig
 from mecha_exp.peft.modules import (
     BIAS,
     MAGNITUDE,
+    TOKENS,
     A,
     B,
     Module,
@@ -20,7 +20,10 @@ from mecha_exp.peft.modules import (
     is_transposed,
     sorted_modules,
 )
+from mecha_exp.peft.vocabulary import tied_heads, tied_names
 
+_NOT_DORA = ({BIAS}, {TOKENS})
+"""The factors of modules that have no magnitudes though others have."""
 _TIED_HINT = " Where it is tied, on_tied=untie gives it an output layer of its own."
 
 
@@ -49,8 +52,12 @@ class Matching:
             CheckpointError: tensors that the model lacks, or that do not fit it; all of them at once.
         """
         factors, whole = sorted_modules(self.infos, self.name)
+        shapes = {key: info.shape for key, info in self.targets.items()}
+        tied = tied_names(self.config, factors, whole, shapes)
+        factors = {name: own for name, own in factors.items() if name not in tied}
+        whole = {name: own for name, own in whole.items() if name not in tied}
         problems = Problems()
-        plain = [name for name, own in factors.items() if MAGNITUDE not in own and own.keys() != {BIAS}]
+        plain = [n for n, own in factors.items() if MAGNITUDE not in own and own.keys() not in _NOT_DORA]
         if self.config.content.get("use_dora") and plain:
             problems.add(
                 f"{self.name}: its configuration says use_dora, and {some(plain, 3)} has no {MAGNITUDE}."
@@ -82,7 +89,14 @@ class Matching:
                 )
                 continue
             own = {suffix: own_key for suffix, own_key in factors[name].items() if suffix != BIAS}
-            yield Module(name, key, own, scale=self.config.scale_of(name), is_transposed=transposed)
+            yield Module(
+                name,
+                key,
+                own,
+                scale=self.config.scale_of(name),
+                is_transposed=transposed,
+                tokens=self.config.tokens_of(name),
+            )
 
     def _biases(self, factors: Mapping[str, Mapping[str, str]], problems: Problems) -> Iterator[Module]:
         own = {name: suffixes[BIAS] for name, suffixes in factors.items() if BIAS in suffixes}
@@ -95,7 +109,8 @@ class Matching:
         missing = [name for name in names if name not in keys]
         if missing:
             trained = f" ({self.config.base})" if self.config.base else ""
-            is_head = any(is_output(f"{name}{ending}") for name in missing)
+            heads = tied_heads({key: info.shape for key, info in self.targets.items()})
+            is_head = bool(base_keys([f"{name}{ending}" for name in missing], heads))
             problems.add(
                 f"{self.name}: it changes {some(missing, 5)}, and {self.base_name} has no such tensors. Is "
                 f"it the model that the adapter was trained on{trained}, with the same head?"

@@ -199,3 +199,20 @@ def test_a_chosen_adapter_without_a_store_is_reported_at_its_rank(
     metrics = [json.loads(file.read_text())["metrics"] for file in tmp_path.glob("sweep/*/run.json")]
     reported = [of_point for of_point in metrics if "test/size" in of_point]
     assert reported and all(each["test/size"] == each["size"] for each in reported)
+
+
+def test_adapters_are_measured_for_comparison_as_their_base_with_what_they_add(run: Run, tmp_path: Path):
+    words = ("models.base=base", "models.experts=[a,b]", "tracking=none", "output=none", "alpha=0.25,0.5")
+    measured = run("recipe=task_arithmetic", *words, "plugins=[size.py]", "evaluator.name=size", "-m")
+
+    assert measured.status == 0, measured.err
+    assert "cannot be measured" not in measured.out + measured.err
+    assert (measured.out + measured.err).count("a is an adapter: read as") == 1
+    (record, *_) = sorted((tmp_path / "outputs").rglob("run.json"))
+    references = json.loads(record.read_text())["references"]
+    for name in ("a", "b"):
+        base = m.model(str(tmp_path / "base"))
+        model = m.merge(base + m.lora_delta(str(tmp_path / name), base))
+        size = float(sum(tensor.double().abs().sum() for tensor in model.values()))
+        assert references[name]["size"] == pytest.approx(size)
+    assert references["a"]["size"] != references["base"]["size"]

@@ -212,6 +212,47 @@ def test_a_tied_base_gets_an_output_layer_where_that_is_asked_for(
     assert torch.equal(merged("rows", untied)["lm_head.weight"], embedding)
 
 
+@pytest.mark.parametrize(
+    ("embedding", "head"),
+    [
+        ("model.decoder.embed_tokens", "lm_head"),
+        ("model.language_model.embed_tokens", "lm_head"),
+        ("language_model.model.embed_tokens", "language_model.lm_head"),
+        ("gpt_neox.embed_in", "embed_out"),
+    ],
+)
+def test_a_tied_base_of_any_family_gets_an_output_layer(
+    embedding: str, head: str, adapter: Callable[..., str], tmp_path: Path
+):
+    table, down, up = rand(20, 6), rand(2, 6), rand(20, 2)
+    (tmp_path / "base").mkdir()
+    save_file({f"{embedding}.weight": table}, tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "config.json").write_text('{"architectures": ["ToyForCausalLM"]}')
+    adapter("head", {f"{PREFIX}{head}.lora_A.weight": down, f"{PREFIX}{head}.lora_B.weight": up})
+
+    with pytest.raises(m.CheckpointError, match=r"Where it is tied, on_tied=untie gives it an output layer"):
+        merged("head")
+    result = merged("head", EngineOptions(on_tied="untie"))
+
+    assert torch.equal(result[f"{embedding}.weight"], table)
+    torch.testing.assert_close(result[f"{head}.weight"], table + 3.0 * up @ down)
+
+
+def test_no_message_asks_for_what_is_set(base: Base, adapter: Callable[..., str], tmp_path: Path):
+    body = {
+        key: tensor
+        for key, tensor in base.items()
+        if key not in (f"{HEAD}.weight", "model.embed_tokens.weight")
+    }
+    save_file(body, tmp_path / "base" / "model.safetensors")
+    adapter("head", lora(HEAD))
+
+    with pytest.raises(m.CheckpointError, match="it changes lm_head, and base has no such tensors") as raised:
+        merged("head", EngineOptions(on_tied="untie"))
+
+    assert "on_tied" not in str(raised.value)
+
+
 def test_a_base_is_tied_where_its_config_does_not_say(
     base: Base, adapter: Callable[..., str], tmp_path: Path
 ):
@@ -224,6 +265,24 @@ def test_a_base_is_tied_where_its_config_does_not_say(
 
     with pytest.raises(m.CheckpointError, match=r"which base uses as its output layer, too \(it is tied\)"):
         merged("rows")
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 2.0])
+def test_an_output_of_zeros_stays_zeros_with_magnitudes(
+    magnitude: float, base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    """As from a LoRA file; PEFT 0.21 divides by the norm, and gives NaN."""
+    base[f"{Q}.weight"][3] = 0
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    factors = lora(Q)
+    factors[f"{PREFIX}{Q}.lora_B.weight"][3] = 0
+    magnitudes = torch.full((8,), magnitude)
+    adapter("dora", factors | {f"{PREFIX}{Q}.lora_magnitude_vector": magnitudes}, use_dora=True)
+
+    result = merged("dora")[f"{Q}.weight"]
+
+    assert torch.equal(result[3], torch.zeros(6))
+    torch.testing.assert_close(result[4].norm(), torch.tensor(magnitude))
 
 
 def test_a_merged_adapter_is_a_folder_like_its_base(base: Base, adapter: Callable[..., str], tmp_path: Path):

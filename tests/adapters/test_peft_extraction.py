@@ -102,6 +102,26 @@ def test_a_change_in_a_module_that_is_saved_whole_is_not_left_out(base: Base, he
     assert (made.whole, made.left_out) == ((NORM,), ())
 
 
+def test_rows_that_were_added_are_saved_whole_or_left_out(base: Base, here: Path):
+    fine_tuned(base, {f"{Q}.weight": torch.ones(8, 1) @ torch.ones(1, 6)})
+    fine = load_file("fine/model.safetensors")
+    fine[EMBEDDING] = torch.cat([base[EMBEDDING], torch.ones(2, 6)])
+    save_file(fine, "fine/model.safetensors")
+
+    with pytest.raises(
+        CheckpointError,
+        match=rf"{EMBEDDING} has another shape in fine than in base. .*--modules-to-save embed_t",
+    ):
+        extract_adapter("fine", "base", "out")
+    saved = extract_adapter("fine", "base", "whole", modules_to_save=["embed_tokens"])
+    left = extract_adapter("fine", "base", "left", leave_out=["*embed*"])
+
+    assert saved.whole == left.left_out == (EMBEDDING,)
+    assert saved.ranks == left.ranks == {Q: 1}
+    tables = load_file("whole/adapter_model.safetensors")
+    assert torch.equal(tables[f"base_model.model.{EMBEDDING}"], fine[EMBEDDING])
+
+
 def test_a_module_that_is_saved_whole_is_finite(base: Base, here: Path):
     fine = fine_tuned(base, {f"{O}.weight": torch.ones(6, 6), NORM: torch.full((6,), torch.nan)})
 
@@ -159,7 +179,7 @@ def test_a_transposed_layer_is_extracted_as_peft_has_it(base: Base, here: Path):
         ),
         (
             lambda t: t.update({NORM: torch.ones(7)}),
-            r"model\.norm\.weight have other shapes in fine",
+            r"model\.norm\.weight has another shape in fine",
         ),
         (lambda t: None, r"no linear layer of fine differs from base"),
         (lambda t: t[f"{Q}.weight"].fill_(torch.nan), r"q_proj\.weight has values that are not finite"),

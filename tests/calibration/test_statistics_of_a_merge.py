@@ -315,6 +315,22 @@ def scaled(scales: Sequence[float], labels: str = "true") -> list[str]:
     return [f"{name}.scaled.safetensors" for name in NAMES]
 
 
+def test_the_scaled_model_of_a_pickle_is_measured(models):
+    torch.save(load_file("b.safetensors"), "pickled.bin")
+    expected, made = Path("expected.safetensors"), Path("made.safetensors")
+
+    for name, output in (("b.safetensors", expected), ("pickled.bin", made)):
+        calibrate_scaled(
+            Path("base.safetensors"), Path(name), 0.5,
+            lambda stored: subject_of({key: stored.read(key) for key in stored.keys()}, "b"),
+            Request((), labels="true", data="data of b"), output,
+        )  # fmt: skip
+
+    of_file = load_file(expected)
+    assert of_file.keys() == load_file(made).keys()
+    assert all(torch.equal(tensor, of_file[key]) for key, tensor in load_file(made).items())
+
+
 def df_merge(files: Sequence[str], scales: Any, base: str = "base") -> m.Node:
     given = m.statistics(*files, kind="fisher")
     models = [f"{name}.safetensors" for name in NAMES]

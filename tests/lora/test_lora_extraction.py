@@ -1,10 +1,12 @@
 """LoRA and LyCORIS files that are made of a difference of models."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from toy_lora import (
@@ -18,6 +20,7 @@ from toy_lora import (
 import mecha_exp as m
 from mecha_exp.architectures import (
     detect,
+    resolve,
 )
 
 # a difference of models as such a file
@@ -128,3 +131,64 @@ def test_a_difference_without_names_of_modules_is_converted_or_an_error():
         m.merge(m.extract_kohya_lora(m.model({"model.norm.weight": rand(4)}, "llama-hf", "delta")))
     with pytest.raises(m.RecipeError, match="rank: 0 is out of range"):
         m.extract_kohya_lora(m.model({key: delta}, "sdxl-sgm", "delta"), rank=0)
+
+
+# what a user interface reads of such a file
+
+SETTINGS = {
+    "sd1-kohya": ("sd_v1", "stable-diffusion-v1/lora", "diffusers", "512x512"),
+    "sdxl-kohya": (
+        "sdxl_base_v1-0",
+        "stable-diffusion-xl-v1-base/lora",
+        "https://github.com/Stability-AI/generative-models",
+        "1024x1024",
+    ),
+}
+
+
+def few_layers(identifier: str, seed: int) -> StateDict:
+    """Some tensors of the UNet of a model config: two matrices, and one with a kernel."""
+    infos = resolve(identifier).keys()
+    of_unet = {key: info.shape for key, info in infos.items() if key.startswith("unet.")}
+    matrices = [key for key, shape in of_unet.items() if len(shape) == 2][:2]
+    kernels = [key for key, shape in of_unet.items() if shape[2:] == (3, 3)][:1]
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(of_unet[key], generator=generator) for key in (*matrices, *kernels)}
+
+
+def header_of(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata())
+
+
+@pytest.mark.parametrize("identifier", SETTINGS)
+@pytest.mark.parametrize(
+    ("make", "module"), [(m.extract_kohya_lora, "networks.lora"), (m.extract_lycoris_lora, "lycoris.kohya")]
+)
+def test_an_extracted_file_says_what_user_interfaces_list_it_by(
+    identifier: str, make: Callable[..., m.Node], module: str, tmp_path: Path
+):
+    fine, base = (m.model(few_layers(identifier, seed), identifier) for seed in (1, 2))
+
+    m.merge(make(fine - base, rank=3), tmp_path / "My style.safetensors")
+
+    header = header_of(tmp_path / "My style.safetensors")
+    names = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation")
+    assert tuple(header[name] for name in (*names, "modelspec.resolution")) == SETTINGS[identifier]
+    assert header["modelspec.title"] == "My style"
+    assert header["ss_network_module"] == module
+    assert (header["ss_network_dim"], header["ss_network_alpha"], header["ss_v2"]) == ("3", "3.0", "False")
+    assert json.loads(header["ss_network_args"])["conv_dim"] == "3"
+
+
+def test_a_lokr_file_names_its_algorithm_and_a_model_has_no_such_entries(tmp_path: Path):
+    node, _ = difference()
+
+    m.merge(m.extract_kohya_lokr(node), tmp_path / "lokr.safetensors")
+    m.merge(m.model(base_model(1), "toy-kohya"), tmp_path / "model.safetensors")
+
+    header = header_of(tmp_path / "lokr.safetensors")
+    assert header["ss_network_module"] == "lycoris.kohya"
+    assert json.loads(header["ss_network_args"])["algo"] == "lokr"
+    assert not {"ss_network_dim", "ss_network_alpha"} & header.keys()
+    assert not any(key.startswith(("ss_", "modelspec.")) for key in header_of(tmp_path / "model.safetensors"))

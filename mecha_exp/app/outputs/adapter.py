@@ -60,10 +60,7 @@ class AdapterOutput:
 
     def model(self, adapter: Path) -> dict[str, Tensor]:
         """The base with an adapter, in the dtypes of the base: what the adapter is measured as."""
-        base = ModelNode(str(self.base))
-        model: dict[str, Tensor] = {}
-        merge_many([Job(base + call(LORA_DELTA, ModelNode(str(adapter)), base), model)], self.options)
-        return model
+        return adapted(self.base, adapter, self.options)
 
     def remade(self, merged: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The base with the adapter of a merged model, whose folder is gone and stays so.
@@ -75,6 +72,14 @@ class AdapterOutput:
             again = replace(self, path=Path(temporary) / DEFAULT_FOLDER)
             again.write(merged)
             return again.model(again.path)
+
+
+def adapted(base: Path, adapter: Path, options: EngineOptions) -> dict[str, Tensor]:
+    """A base with what an adapter adds, in the dtypes of the base."""
+    node = ModelNode(str(base))
+    model: dict[str, Tensor] = {}
+    merge_many([Job(node + call(LORA_DELTA, ModelNode(str(adapter)), node), model)], options)
+    return model
 
 
 def adapter_output(config: Mapping[str, Any], folder: Path, options: EngineOptions) -> AdapterOutput | None:

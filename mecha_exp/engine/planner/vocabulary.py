@@ -11,6 +11,7 @@ from mecha_exp.errors import CheckpointError, Problems, counted, some
 from mecha_exp.families import tied_to, token_tables
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, is_call, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
+from mecha_exp.peft.config import is_adapter
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.layers import NONE
 from mecha_exp.sources.source import Source
@@ -52,7 +53,7 @@ def unify_vocabularies(
     arranged = set(_without_donors(rows_taken(recipes), APPROXIMATE_ROWS))
     direct = [frozenset(_read_by_row(recipe, sources)) for recipe in recipes]
     unread = set(models_of(*recipes)) - arranged - frozenset().union(*direct)
-    read = {model: source for model, source in sources.items() if model not in unread}
+    read = {m: source for m, source in sources.items() if m not in unread and not is_adapter(source)}
     if options.on_tokens == "error":
         tokenizers = [_tokenizers_taken(recipe) for recipe in recipes]
         for models, folders in dict.fromkeys(zip(direct, tokenizers, strict=True)):
