@@ -29,6 +29,7 @@ from library_families import (
     NotACase,
     classes,
     described,
+    diffusion_classes,
     mistakes,
     resized,
     sample,
@@ -55,25 +56,29 @@ def main(arguments: list[str]) -> int:
     first = {kind: (purpose, kind, name) for purpose, kind, name in reversed(cases) if purpose in WITH_TOKENS}
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         seen = pool.map(_seen, cases, chunksize=8)
+        drawn = pool.map(_seen, diffusion_classes(), chunksize=2)
         merged = pool.map(_merged, first.values(), chunksize=4)
-    lost = {f"resized {r.name}" for r in merged if r.not_a_case} | {r.name for r in seen if r.not_a_case}
+    lost = {f"resized {r.name}" for r in merged if r.not_a_case} | {
+        r.name for r in (*seen, *drawn) if r.not_a_case
+    }
     if arguments == ["--sample"]:
         _write_sample(cases, lost)
     new = sorted(lost - sample()[1])
     lines = [
         *_lines("blocks, layers, tables of tokens and ties", seen),
+        *_lines("blocks and layers", drawn, "diffusers"),
         *_lines("merges with two more tokens, loaded again", merged),
         *(f"NEW {name} was a case before" for name in new),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if new or any(result.wrong for result in (*seen, *merged)) else 0
+    return 1 if new or any(result.wrong for result in (*seen, *drawn, *merged)) else 0
 
 
-def _lines(what: str, results: Sequence[Result]) -> list[str]:
+def _lines(what: str, results: Sequence[Result], library: str = "transformers") -> list[str]:
     checked = Counter(result.purpose for result in results if not result.not_a_case)
     counts = ", ".join(f"{count} {purpose}" for purpose, count in checked.items())
     return [
-        f"{what}: {sum(checked.values())} of {len(results)} classes of transformers ({counts})",
+        f"{what}: {sum(checked.values())} of {len(results)} classes of {library} ({counts})",
         *(f"  no case: {r.name}: {r.not_a_case}" for r in results if r.not_a_case),
         *(f"WRONG {r.name}: {'; '.join(r.wrong[:3])}" for r in results if r.wrong),
     ]

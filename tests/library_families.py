@@ -63,6 +63,7 @@ class Family:
         tokens: the keys that `resize_token_embeddings` changes, with the axis, by their names in memory.
         tables: the shapes of these.
         tied: the keys that have the values of others, with those.
+        adapter: the keys of a LoRA of PEFT.
         sides: the keys outside of the layers that a text passes before all layers (0) or after them (1).
     """
 
@@ -76,6 +77,7 @@ class Family:
     tables: list[list[int]] = field(default_factory=list)
     tied: dict[str, str] = field(default_factory=dict)
     sides: dict[str, int] = field(default_factory=dict)
+    adapter: dict[str, list[int]] = field(default_factory=dict)
 
 
 def classes() -> Iterator[tuple[str, str, str]]:
@@ -89,6 +91,16 @@ def classes() -> Iterator[tuple[str, str, str]]:
                 if name not in seen:
                     seen.add(name)
                     yield purpose, kind, name
+
+
+def diffusion_classes() -> list[tuple[str, str, str]]:
+    """The same for the transformers and UNets of diffusers, whose configurations are their arguments."""
+    import diffusers
+
+    names = [name for name in dir(diffusers.models) if "Transformer" in name or "UNet" in name]
+    found = [getattr(diffusers.models, name) for name in names]
+    models = [c for c in found if isinstance(c, type) and issubclass(c, diffusers.ModelMixin)]
+    return [("diffusion", "diffusers", cls.__name__) for cls in models]
 
 
 def shallow(config, depth=2):
@@ -112,6 +124,11 @@ def built(kind: str, name: str):
     import torch
     import transformers
 
+    if kind == "diffusers":
+        import diffusers
+
+        with torch.device("meta"):
+            return getattr(diffusers.models, name)()
     cls = getattr(transformers, name)
     make = cls.config_class or transformers.CONFIG_MAPPING[kind]
     with torch.device("meta"):
@@ -124,23 +141,42 @@ def built(kind: str, name: str):
 def described(purpose: str, kind: str, name: str) -> Family:
     """What the library says of a class."""
     import torch
-    from transformers.core_model_loading import revert_weight_conversion
 
     model = built(kind, name)
-    sides = _sides(model) if purpose in ("causal", "masked") else {}
-    state = model.state_dict()
-    lists = {n: len(m) for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1}
+    lists = ((n, len(m)) for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList))
+    family = Family(name, purpose, _shapes(model), {n: length for n, length in lists if length > 1})
+    if kind != "diffusers":
+        _describe_tokens(family, model)
+    if purpose == "causal":
+        with contextlib.suppress(ValueError):  # it has no linear layers that PEFT knows
+            family.adapter = _adapter_of(model)
+    return family
+
+
+def _shapes(model) -> dict[str, list[int]]:
+    return {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
+
+
+def _adapter_of(model) -> dict[str, list[int]]:
+    """The keys of a LoRA of PEFT on all linear layers of a model, which it changes."""
+    import peft
+
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
+    return {key: list(value.shape) for key, value in peft.get_peft_model_state_dict(adapted).items()}
+
+
+def _describe_tokens(family: Family, model) -> None:
+    """Add the names in files, the tables of tokens, the ties and the sides of the layers."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if family.purpose in ("causal", "masked"):
+        family.sides = _sides(model)
+    keys = family.keys
     tied = model.all_tied_weights_keys if isinstance(model.all_tied_weights_keys, dict) else {}
-    keys = {key: list(tensor.shape) for key, tensor in state.items()}
-    try:
-        filed = {
-            key: list(tensor.shape) for key, tensor in revert_weight_conversion(model, dict(state)).items()
-        }
-    except Exception:  # of operations that need values
-        filed = keys
-    family = Family(
-        name, purpose, filed, lists, tied={k: v for k, v in tied.items() if k in keys}, sides=sides
-    )
+    family.tied = {key: original for key, original in tied.items() if key in keys}
+    with contextlib.suppress(Exception):  # of operations that need values
+        filed = revert_weight_conversion(model, model.state_dict())
+        family.keys = {key: list(tensor.shape) for key, tensor in filed.items()}
     places = {id(module): n for n, module in model.named_modules()}
     try:
         read, written = model.get_input_embeddings(), model.get_output_embeddings()
@@ -148,15 +184,14 @@ def described(purpose: str, kind: str, name: str) -> Family:
         family.written = f"{places[id(written)]}.weight" if written is not None else ""
         model.resize_token_embeddings(read.weight.shape[0] + 2, mean_resizing=False)
     except Exception:  # it has none, or none that the library can resize
-        return family
-    after = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
+        return
+    after = _shapes(model)
     changed = {key: shape for key, shape in keys.items() if after.get(key, shape) != shape}
     family.tokens = {
         key: next(a for a, (old, new) in enumerate(zip(shape, after[key], strict=True)) if old != new)
         for key, shape in changed.items()
     }
-    family.tables = [list(shape) for shape in changed.values()]
-    return family
+    family.tables = list(changed.values())
 
 
 def _sides(model) -> dict[str, int]:
@@ -190,7 +225,11 @@ def mistakes(family: Family) -> Iterator[str]:
     }
     anatomy = Anatomy.of(infos)
     tables = token_tables(family.keys)
-    yield from _wrong_blocks(anatomy, family.lists)
+    # Configs of diffusion models may number the layers of several lists in one row.
+    yield from _wrong_blocks(anatomy, {} if family.purpose == "diffusion" else family.lists)
+    if family.adapter:
+        lora = {key: KeyInfo(tuple(shape), "float32") for key, shape in family.adapter.items()}
+        yield from _wrong_blocks(Anatomy.of(lora), {})
     if family.lists and not anatomy.has_layers:
         yield "no layers are seen"
     for key, side in ((family.read, 0), (family.written, 1)):

@@ -1,6 +1,7 @@
 """Families of models: keys of classes of transformers as they are merged, by block and by row."""
 
 import json
+from collections import defaultdict
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from library_families import mistakes, sample
 from safetensors.torch import load_file, save_file
 
 import mecha_exp as m
+from mecha_exp.architectures import get_all
+from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.errors import CheckpointError
 from mecha_exp.families import output_tied_to, tied_to, token_tables, vocabulary_sizes
 
@@ -169,3 +172,20 @@ def test_tables_of_tokens_and_ties_are_told_by_names_and_shapes():
     assert token_tables(classes) == {"model.embed_tokens.weight": 0, "decoder.bias": 0}
     assert tied_to("lm_head.weight", shapes) is None  # it has an output layer
     assert tied_to("bert.embed_tokens.weight", {"embed_tokens.weight": (9, 4)}) is None
+
+
+@pytest.mark.parametrize("config", get_all(), ids=lambda config: config.identifier)
+def test_an_unknown_key_beside_known_ones_lies_in_their_block(config):
+    """In all formats, such as the names of `sd1-kohya` and `sdxl-diffusers`, and in all conventions."""
+    known = config.keys()
+    modules = {key.rpartition(".")[0]: key for key in known if "." in key}
+    unknown = {f"{module}.of_another_project": known[key] for module, key in modules.items()}
+
+    for convention in config.conventions:
+        blocks = Anatomy({**known, **unknown}, config, convention).blocks
+        inside = defaultdict(set)
+        for key in known:
+            for end in (i for i, letter in enumerate(key) if letter == "."):
+                inside[key[:end]].add(blocks[key])
+        told = {module: min(inside[module]) for module in modules if len(inside[module]) == 1}
+        assert {module: blocks[f"{module}.of_another_project"] for module in told} == told
