@@ -84,6 +84,9 @@ _LANGUAGE_MODELS = ("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGener
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """The entries of a config that count the layers of a model with one row of them."""
 
+POSITIONS = "position_ids"
+"""The last word of the keys of tables of positions."""
+
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 import mecha_exp as m
 from mecha_exp.architectures.anatomy import Anatomy
@@ -91,6 +94,33 @@ def classes() -> Iterator[tuple[str, str, str]]:
                 if name not in seen:
                     seen.add(name)
                     yield purpose, kind, name
+
+
+TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "CausalLM", "MaskedLM")
+HEADED = tuple(f"For{task}" for task in (*TASKS, "ImageClassification"))
+"""The ends of the names of classes that have a head beside a base model."""
+
+
+def with_heads() -> dict:
+    """The classes of transformers with heads, by name, as its auto classes list them."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.auto import modeling_auto
+
+    mappings = [value for name, value in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
+    values = [value for mapping in mappings for value in mapping.values() if value]
+    names = {name for value in values for name in ([value] if isinstance(value, str) else value)}
+    return {name: getattr(transformers, name) for name in sorted(names) if name.endswith(HEADED)}
+
+
+def made(cls):
+    """A model of default sizes without values, two layers deep where its config lets that be; None if not."""
+    import torch
+
+    for arrange in (shallow, lambda config: config):
+        with contextlib.suppress(Exception), torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return cls(arrange(cls.config_class()))
+    return None
 
 
 def diffusion_classes() -> list[tuple[str, str, str]]:

@@ -1,7 +1,7 @@
 """Which keys are the head of a model, for every class of transformers that has one beside its base model."""
 
 import pytest
-from families import made, with_heads
+from library_families import made, with_heads
 
 from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.checkpoint import TensorInfo

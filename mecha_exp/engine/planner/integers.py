@@ -14,10 +14,10 @@ from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.checks import Classes, MergedModels
 from mecha_exp.engine.planner.keys.specialisation import KeyClass
 from mecha_exp.errors import counted, some
+from mecha_exp.families import POSITIONS
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.source import same_bytes
-from mecha_exp.sources.views.positions import POSITIONS
 
 COUNTERS = frozenset(
     {

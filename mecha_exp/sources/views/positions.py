@@ -13,12 +13,10 @@ import torch
 
 from mecha_exp.checkpoint import is_arithmetic
 from mecha_exp.errors import CheckpointError
+from mecha_exp.families import POSITIONS
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.memory import PartlyInMemory
 from mecha_exp.sources.source import Source, values_of
-
-POSITIONS = "position_ids"
-"""The last word of the keys of tables of positions."""
 
 
 def with_whole_positions(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import made, with_heads
 from hypothesis import given
 from hypothesis import strategies as st
+from library_families import made, with_heads
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
