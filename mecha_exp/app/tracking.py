@@ -12,7 +12,7 @@ from typing import Any
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.errors import TrackingError
 from mecha_exp.report import Results, write_all
-from mecha_exp.report.verdict import concluded_results
+from mecha_exp.report.concluded import concluded_results
 from mecha_exp.runs.files import FILES
 from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (

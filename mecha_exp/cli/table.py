@@ -14,11 +14,12 @@ from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.report import Results, terminal_tables
+from mecha_exp.report.concluded import concluded_results
 from mecha_exp.report.export import write_csv
 from mecha_exp.report.join import joined
 from mecha_exp.report.notes import notes_of
 from mecha_exp.report.sweep_results import results_of
-from mecha_exp.report.verdict import concluded_results, verdict_data
+from mecha_exp.report.verdict import verdict_data
 from mecha_exp.runs.query import find_sweep, short_folder
 from mecha_exp.terminal.console import print_json, print_line, stdout
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -11,10 +11,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mecha_exp.report.intervals import Bounds, bounded, intervals
 from mecha_exp.report.pareto import MARK, front, front_note
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.settings import Estimate, Setting
-from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes, intervals
+from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes
 
 MAX_ROWS = 200
 MAX_CELL = 32
@@ -69,7 +70,7 @@ def rows(results: Results, metrics: Sequence[str], limit: int | None = None) -> 
     blank = [""] * (len(_headings(results)) - 1)
     for name, measured in results.references.items():
         estimates = [Estimate.of([measured[m]] if m in measured else []) for m in metrics]
-        estimates = _with_intervals(estimates, name, metrics, bounds)
+        estimates = [bounded(e, name, m, bounds) for e, m in zip(estimates, metrics, strict=True)]
         listed.append(Row("reference", [name, *blank], estimates))
     return listed
 
@@ -243,26 +244,13 @@ def _headings(results: Results) -> list[str]:
     ]
 
 
-Bounds = Mapping[tuple[str, str], tuple[float, float]]
-
-
 def _row(results: Results, setting: Setting, metrics: Sequence[str], bounds: Bounds, tied: set[str]) -> Row:
     label = [results.cell(setting, key) for key in results.keys] or [setting.name]
     kind = "failed" if not setting.finished else "dropped" if setting.dropped else "point"
-    estimates = _with_intervals([setting.estimate(m) for m in metrics], setting.name, metrics, bounds)
+    estimates = [bounded(setting.estimate(m), setting.name, m, bounds) for m in metrics]
     is_best = setting is results.best_setting
     is_tied = setting.name in tied and not is_best
     return Row(kind, label, estimates, is_best, is_tied, bool(setting.made_with))
-
-
-def _with_intervals(
-    estimates: Sequence[Estimate], name: str, metrics: Sequence[str], bounds: Bounds
-) -> list[Estimate]:
-    """Estimates with the verdict's intervals, where it has them."""
-    return [
-        replace(estimate, ci95=bounds.get((name, metric))) if estimate.count else estimate
-        for estimate, metric in zip(estimates, metrics, strict=True)
-    ]
 
 
 def _cells(row: Row, results: Results, metrics: Sequence[str]) -> list[str]:

@@ -19,8 +19,9 @@ from mecha_exp.report import (
     write_all,
 )
 from mecha_exp.report.adaptive_records import FILES as ADAPTIVE_FILES
+from mecha_exp.report.concluded import concluded_results
 from mecha_exp.report.notes import notes_of
-from mecha_exp.report.verdict import concluded_results, conclusion
+from mecha_exp.report.verdict import conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED, Record
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points

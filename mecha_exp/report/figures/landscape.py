@@ -11,11 +11,18 @@ from mecha_exp.report.figures.style import (
     COLOUR_MAP,
     COLOURS,
     SMALL,
+    ends,
+    interval_note,
+    is_last,
+    lengths,
     metric_label,
     new_figure,
+    reference_lines,
     title,
+    usual_width,
     value_axis,
 )
+from mecha_exp.report.intervals import of_settings
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.search.importance import importances_of
 from mecha_exp.report.settings import Setting
@@ -63,7 +70,9 @@ def slices(results: Results) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(metric_label(results), fontsize=SMALL)
-    figure.suptitle(f"{shortened(results.title, 70)}\nthe darker, the later", fontsize="medium")
+    note = interval_note(results, of_settings(results).values())
+    what = "; ".join(filter(None, ["the darker, the later", note]))
+    figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
     return figure
 
 
@@ -80,7 +89,11 @@ def _slice(axes: Axes, results: Results, settings: list[Setting], key: str) -> N
         axes.set_xticks(
             range(len(words)), distinct([as_text(w) or MISSING for w in words], 16), fontsize=SMALL
         )
-    order = [n for n, _ in having]
+    order, by_name = [n for n, _ in having], of_settings(results)
+    estimates = [by_name[s.name] for _, s in having]
+    if bars := lengths(estimates):
+        axes.errorbar(across, heights, bars, fmt="none", ecolor="grey", elinewidth=0.8, alpha=0.4, zorder=0)
+    reference_lines(axes, results, ends(estimates), named=is_last(axes))
     axes.scatter(across, heights, s=18, c=order, cmap=f"{COLOUR_MAP}_r", edgecolors="dimgrey", linewidths=0.4)
     axes.set_xlabel(shortened(key, 28))
     axes.grid(alpha=0.3)
@@ -116,7 +129,9 @@ def contours(results: Results) -> Figure | None:
     axes.set_xlabel(keys[0])
     axes.set_ylabel(keys[1])
     figure.colorbar(surface, ax=axes, label=metric_label(results))
-    title(axes, results, "linear between the settings, whatever their other keys are")
+    width = usual_width(of_settings(results).values())
+    what = "linear between the settings, whatever their other keys are"
+    title(axes, results, "\n".join(filter(None, [what, width and f"{width} at each"])))
     return figure
 
 

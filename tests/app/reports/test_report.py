@@ -419,7 +419,7 @@ def test_the_intervals_of_two_lines_do_not_cover_each_other():
 
 
 def test_a_block_that_hurts_has_another_sign():
-    from mecha_exp.report.figures.blocks import block_effects
+    from mecha_exp.report.why.ablation import block_effects
 
     effects = {block: round(estimate.mean, 3) for block, estimate in block_effects(BLOCKS).items()}
 
@@ -427,7 +427,7 @@ def test_a_block_that_hurts_has_another_sign():
 
 
 def test_a_block_is_compared_with_the_whole_of_its_own_seed():
-    from mecha_exp.report.figures.blocks import block_effects
+    from mecha_exp.report.why.ablation import block_effects
 
     points = [record(0.5 + s, seed=s) for s in (1, 2, 3)]
     points += [record(0.6 + s, seed=s, block="b0") for s in (1, 2, 3)]

@@ -15,10 +15,11 @@ from sweep_folders import sweep_of
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.report import verdict as verdict_of_sweeps
+from mecha_exp.report import concluded
+from mecha_exp.report.intervals import intervals
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_tables
-from mecha_exp.report.verdict import conclusion, footnotes, intervals, verdict_of, write_verdict
+from mecha_exp.report.verdict import conclusion, footnotes, verdict_of, write_verdict
 from mecha_exp.report.why.effects import reasons_of
 from mecha_exp.runs.outcomes import INPUT, POINT, ModelOutcomes
 from mecha_exp.runs.record import Record
@@ -286,7 +287,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     sweep = Sweep.load(sweep_of(folder))
     sweep.complete = False
     sweep.save(sweep_of(folder))
-    monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 1)
+    monkeypatch.setattr(concluded, "MOST_READ", 1)
     assert "Nothing is concluded" not in app("table").out  # it has ended, with a point that failed
     (sweep_of(folder) / "outcomes.parquet").unlink()
 
@@ -295,7 +296,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     assert outcome.status == 0
     assert "Nothing is concluded: the outcomes of 2 points lie in files of their own" in outcome.out
     assert "accuracy" in outcome.out and "0.9" in outcome.out
-    monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 2)
+    monkeypatch.setattr(concluded, "MOST_READ", 2)
     assert "Nothing is concluded" not in app("table").out
 
 
