@@ -17,11 +17,13 @@ from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_
 VERBS = (
     "adapters",
     "calibrate",
+    "cite",
     "clean",
     "comfyui",
     "compose",
     "convert",
     "diff",
+    "figures",
     "info",
     "ls",
     "merge",

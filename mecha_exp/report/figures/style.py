@@ -26,6 +26,8 @@ COLOURS = (*_COLOURS, "#332288", "#882255", "#000000")
 COLOURS_ON_BLACK = (*_COLOURS, "#F0E442", "#9C7CFF", "#FFFFFF")
 COLOUR_MAP = "cividis"  # even in lightness, so that it reads in grey
 SMALL = "small"
+NOTE = "note"
+"""The mark of texts that belong to the caption where a figure is part of a paper."""
 _TITLE_PAD = 24  # points, for a line of names below the title
 _REFERENCE_REACH = 0.6  # inputs are drawn up to this far beyond the data, as a fraction of their height
 _LETTER_WIDTH = (
@@ -161,6 +163,7 @@ def _note_below(axes: Axes, text: str) -> None:
         va="top",
         fontsize="x-small",
         color="dimgrey",
+        gid=NOTE,
     )
 
 
