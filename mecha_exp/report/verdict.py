@@ -57,7 +57,7 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
         direction=results.direction,
         inputs=inputs,
         base=base,
-        expert_of=_experts(results, inputs, base),
+        expert_of=experts_of(results, inputs, base),
         splits=tuple(dict.fromkeys(splits_of(results))),
         dropped=sum(setting.dropped for setting in results.settings),
     )
@@ -180,7 +180,7 @@ def splits_of(results: Results) -> tuple[str, str]:
     return selected_on, record.report_split or selected_on
 
 
-def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
+def experts_of(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
     """The input that is the expert of each task: named by the configuration, or in each set best by far."""
     from mecha_exp.evaluation.normalisation import find_experts
     from mecha_exp.verdict.candidates import comparable

@@ -219,8 +219,8 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     assert written["sentence"] in " ".join(table.out.split())
     assert json.loads(app("table", "--json").out)["verdict"] == written
     latex, markdown = app("table", "--latex").out, app("table", "--markdown").out
-    assert latex.startswith(r"\begin{table}") and r"\textbf{" in latex and "task\\_arithmetic" in latex
-    assert markdown.startswith("| method | 0_3 | 4_6 | 7_9 | accuracy |") and "**" in markdown
+    assert latex.startswith(r"\begin{table}") and r"\textbf{" in latex and "Task arithmetic" in latex
+    assert markdown.startswith("| Method | 0_3 | 4_6 | 7_9 | accuracy |") and "**" in markdown
     page = (sweep_of(folder) / "report.html").read_text()
     head, _, rest = page.partition("<h2>Results</h2>")
     assert html.escape(written["sentence"], quote=True).replace("&#x27;", "&#39;") in head
@@ -265,8 +265,9 @@ def test_one_point_has_no_reasons():
 def test_a_paper_table_by_other_keys_is_refused(app: Callable, folder: Path, form: str):
     app("alpha=0.3,0.9", "output=none", "evaluator=none", "-m")
 
-    assert "needs a verdict: no evaluator says which points are better" in app("table", form).err
-    assert "--latex and --markdown show the verdict on one sweep" in app("table", form, "--by", "alpha").err
+    assert "needs a verdict, and no evaluator says which points are better" in app("table", form).err
+    refused = app("table", form, "--by", "alpha").err
+    assert "--latex and --markdown show the best setting of each method" in refused
 
 
 def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable, folder: Path):
