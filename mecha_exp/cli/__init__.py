@@ -16,6 +16,7 @@ from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_
 
 VERBS = (
     "adapters",
+    "bundle",
     "calibrate",
     "cite",
     "clean",
