@@ -77,7 +77,7 @@ def write_bundle(sweep: Sweep, folder: Path, target: Path) -> dict[str, int]:
 
 
 def _kept(folder: Path) -> Iterator[Path]:
-    """The files of a sweep's folder that are no models, in order; links are left out."""
+    """The files of a sweep's folder without models, in order; links are left out."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         is_of_model = any(Path(part).stem == _MODEL for part in parts)

@@ -161,7 +161,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         store = Store(str(tracking.uri), tracking.experiment)
         if not sweep.underway:  # else the same command logs them when it goes on
             log_missing(sweep, records, store)
-        close_run(sweep, results, written, store)
+        close_run(sweep, results, folder, written, store)
     sweep.complete = not failed and not sweep.underway
     sweep.save(folder)
     return sweep.complete

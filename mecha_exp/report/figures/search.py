@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import counted
@@ -17,6 +16,7 @@ from mecha_exp.report.figures.style import (
 )
 from mecha_exp.report.intervals import of_settings
 from mecha_exp.report.results import Results
+from mecha_exp.report.search.progress import best_so_far, trials_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,15 +24,10 @@ if TYPE_CHECKING:
 
 def search_progress(results: Results) -> Figure | None:
     """Draw each trial over its number, and the best so far with its 95 % interval where there is one."""
-    metric = str(results.metric)
-    values = {s.name: s.estimate(metric).mean for s in results.settings}  # in the order of the trials
-    trials = [(n, name, value) for n, (name, value) in enumerate(values.items()) if math.isfinite(value)]
+    trials = trials_of(results)
     if not trials or not results.judged:
         return None
-    best = [trials[0]]
-    for trial in trials[1:]:
-        is_better = trial[2] < best[-1][2] if results.minimized else trial[2] > best[-1][2]
-        best.append(trial if is_better else best[-1])
+    best = best_so_far(results, trials)
     numbers, heights = [n for n, _, _ in trials], [value for _, _, value in best]
     figure, (axes,) = new_figure()
     by_name = of_settings(results)
