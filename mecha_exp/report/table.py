@@ -80,27 +80,35 @@ class _Layout:
     """What of a table fits a terminal.
 
     Attributes:
+        headings: of the swept keys that are shown.
         metrics: that are shown.
-        hidden: how many metrics are not.
+        hidden: how many keys and metrics are not.
         rows: with their labels, shortened.
     """
 
+    headings: Sequence[str]
     metrics: Sequence[str]
     hidden: int
     rows: Sequence[tuple[Row, Sequence[str]]]
 
     @classmethod
     def of(cls, results: Results, width: int) -> _Layout:
-        """As many metrics as there is room for, at least the main one, of the best `MAX_ROWS` settings."""
+        """As many metrics as there is room for, of the best `MAX_ROWS` settings.
+
+        The main one has a column in any case: the last keys make way for it, all but one.
+        """
         headings, metrics = _headings(results), results.shown_metrics
         listed = rows(results, metrics, MAX_ROWS)
         columns = zip(*(row.label for row in listed), strict=True)
         cells = list(zip(*(distinct(column) for column in columns), strict=True))
-        label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
-        room = width - label_width - EDGES - (_width(["n"]) if results.has_replicates else 0)
-        listed = _with_room(results, listed, metrics, room)
-        count = _how_many_fit(metrics, listed, room)
-        return cls(metrics[:count], len(metrics) - count, list(zip(listed, cells, strict=True)))
+        widths = [_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings)]
+        room = width - EDGES - (_width(["n"]) if results.has_replicates else 0)
+        keys = _how_many_keys(widths, room - _narrowest(metrics[:1], listed))
+        listed = _with_room(results, listed, metrics, room - sum(widths[:keys]))
+        count = _how_many_fit(metrics, listed, room - sum(widths[:keys]))
+        hidden = len(metrics) - count + len(headings) - keys
+        labels = [line[:keys] for line in cells]
+        return cls(headings[:keys], metrics[:count], hidden, list(zip(listed, labels, strict=True)))
 
     @property
     def estimates(self) -> list[Estimate]:
@@ -120,7 +128,7 @@ def _drawn(results: Results, layout: _Layout) -> Table:
         where = "sweep.csv" if results.swept else "run.json"
         table.caption = Text(f"{layout.hidden} more column{'s' * (layout.hidden > 1)}: {where}")
         table.caption_justify = "left"
-    for heading in _headings(results):
+    for heading in layout.headings:
         table.add_column(Text(heading), no_wrap=True)
     if results.has_replicates:
         table.add_column("n", justify="right")
@@ -293,6 +301,20 @@ def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], 
         if needed <= room:
             return wide
     return [limited(row, []) for row in listed]
+
+
+def _narrowest(metrics: Sequence[str], listed: Sequence[Row]) -> int:
+    """The width that the column of the main metric needs without intervals, with its mark."""
+    texts = [estimate_text(replace(e, ci95=None)) for row in listed for e in row.estimates[:1]]
+    return _width([part for metric in metrics for part in wrapped(metric).split("\n")] + texts) + 2
+
+
+def _how_many_keys(widths: Sequence[int], room: int) -> int:
+    """The number of columns of keys that leave room for the main metric, at least one."""
+    count = len(widths)
+    while count > 1 and sum(widths[:count]) > room:
+        count -= 1
+    return count
 
 
 def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> int:

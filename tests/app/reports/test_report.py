@@ -222,6 +222,21 @@ def test_a_narrow_terminal_shows_fewer_metrics_and_keeps_the_main_one():
     assert max(map(len, text.splitlines())) <= 50
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_a_table_over_many_keys_keeps_the_column_of_the_main_metric(width: int):
+    keys = [f"blocks.convolution_{n}" for n in range(7)]
+    points = [record(0.5 + n / 10, **{key: f"0.{n}{k}" for k, key in enumerate(keys)}) for n in range(3)]
+
+    lines = shown(Results("search", keys, points), width).splitlines()
+
+    (best,) = [line for line in lines if "*" in line]
+    assert "0.7000 *" in best and any("accuracy" in line for line in lines)
+    assert max(map(len, lines)) <= width
+    hidden = 7 - " ".join(lines).count("blocks.")
+    assert hidden == 0 or any("more column" in line for line in lines)
+    assert any(line.strip().startswith("base") and "0.4000" in line for line in lines)
+
+
 def test_long_values_keep_what_tells_them_apart():
     paths = ["[/data/models/first.safetensors]", "[/data/models/second.safetensors]"]
 
