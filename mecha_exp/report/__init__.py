@@ -10,8 +10,10 @@ verdict.py        the verdict on the settings, verdict.json, footnotes
 concluded.py      the results of a sweep with its verdict
 pareto.py         the front of several metrics
 why/              what moved the metric
+paper.py          the verdict on several sweeps for a paper's table, paper_text.py in LaTeX or Markdown
+tracked.py        the numbers of a sweep that a tracking store has
 export.py         sweep.csv, sweep.parquet
-figures/          PNG files
+figures/          PNG files, and vectors for a paper
 page/             report.html
 """
 
