@@ -13,9 +13,9 @@ from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.errors import TrackingError
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.adaptive_records import FILES as ADAPTIVE_FILES
-from mecha_exp.report.concluded import concluded_results
-from mecha_exp.report.tracked import histories_of, reported_numbers
-from mecha_exp.report.verdict import conclusion
+from mecha_exp.report.conclusion import concluded_results
+from mecha_exp.report.search.progress import histories_of
+from mecha_exp.report.verdict import conclusion, reported_numbers
 from mecha_exp.runs.files import FILES
 from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.report.concluded import concluded_results
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.figures import draw_figures
 from mecha_exp.report.figures.paper import FORMATS, Look
 from mecha_exp.runs.query import find_sweep

@@ -7,11 +7,10 @@ intervals.py      the numbers of settings and inputs with their intervals
 join.py           several sweeps as one
 table.py          the table on the terminal
 verdict.py        the verdict on the settings, verdict.json, footnotes
-concluded.py      the results of a sweep with its verdict
+conclusion.py     the results of a sweep with its verdict
 pareto.py         the front of several metrics
 why/              what moved the metric
-paper.py          the verdict on several sweeps for a paper's table, paper_text.py in LaTeX or Markdown
-tracked.py        the numbers of a sweep that a tracking store has
+paper/            a paper's table of several sweeps
 export.py         sweep.csv, sweep.parquet
 figures/          PNG files, and vectors for a paper
 page/             report.html

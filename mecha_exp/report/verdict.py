@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -266,3 +267,20 @@ def elsewhere_text(made_with: Sequence[str]) -> str:
         f"made with {', '.join(made_with)}: bits may differ from those made here; "
         "the same command with rerun=always makes them here"
     )
+
+
+def reported_numbers(results: Results) -> dict[str, float]:
+    """The reported number of the chosen setting with its interval, and the p-value against the base.
+
+    `test/accuracy`, `test/accuracy/ci95_low`, `test/accuracy/ci95_high` and `p_holm/base`, or as the metric,
+    the split and the base are called; none where nothing was concluded.
+    """
+    verdict = results.verdict
+    if verdict is None or verdict.selected is None:
+        return {}
+    name = f"{prefix(results, verdict.reported_on)}{verdict.metric}"
+    low, high = verdict.selected.overall.ci95
+    numbers = {name: verdict.selected.overall.value, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
+    compared = verdict.against(verdict.base) if verdict.base is not None else ()
+    numbers |= {f"p_holm/{c.against}": c.p_holm for c in compared if c.point == verdict.selected.point}
+    return {metric: value for metric, value in numbers.items() if math.isfinite(value)}

@@ -15,11 +15,10 @@ from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
-from mecha_exp.report.figures.landscape import contours, importance_bars, slices
+from mecha_exp.report.figures.landscape import contours, importance_bars, search_progress, slices
 from mecha_exp.report.figures.paper import Look
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import hypervolume, pareto_plot
-from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.notes import MODE as SEARCH

@@ -15,10 +15,9 @@ from mecha_exp.report.figures.blocks import block_importance
 from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.heat import heat_map
-from mecha_exp.report.figures.landscape import slices
+from mecha_exp.report.figures.landscape import search_progress, slices
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import pareto_plot
-from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.style import COLOURS, COLOURS_ON_BLACK, apart
 from mecha_exp.report.intervals import best_input, of_inputs, of_settings
 from mecha_exp.report.verdict import verdict_of

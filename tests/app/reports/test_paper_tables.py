@@ -13,8 +13,8 @@ import pytest
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.report import Results
-from mecha_exp.report.paper import Part, title_of, verdict_on
-from mecha_exp.report.paper_text import Numbers, latex, latex_text, markdown
+from mecha_exp.report.paper.table import Part, title_of, verdict_on
+from mecha_exp.report.paper.text import Numbers, latex, latex_text, markdown
 from mecha_exp.runs.outcomes import INPUT, POINT, ModelOutcomes
 from mecha_exp.runs.record import Record
 

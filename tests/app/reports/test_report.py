@@ -17,7 +17,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.report import Results, terminal_table, terminal_tables, write_all
 from mecha_exp.report.export import write_csv, write_parquet
 from mecha_exp.report.figures import draw_figures
-from mecha_exp.report.figures.search import search_progress
+from mecha_exp.report.figures.landscape import search_progress
 from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import distinct, estimate_text
 from mecha_exp.runs.record import FAILED, Record, load_all

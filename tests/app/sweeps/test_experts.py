@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from sweep_folders import NONE, overrides, records, rows, sweep_of
 
 from mecha_exp.lab import points as lab
-from mecha_exp.report.concluded import concluded_results
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.export import columns
 from mecha_exp.report.figures import draw_figures
 from mecha_exp.report.intervals import intervals

@@ -15,7 +15,7 @@ from sweep_folders import sweep_of
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.report import concluded
+from mecha_exp.report import conclusion as conclusions
 from mecha_exp.report.intervals import intervals
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_tables
@@ -288,7 +288,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     sweep = Sweep.load(sweep_of(folder))
     sweep.complete = False
     sweep.save(sweep_of(folder))
-    monkeypatch.setattr(concluded, "MOST_READ", 1)
+    monkeypatch.setattr(conclusions, "MOST_READ", 1)
     assert "Nothing is concluded" not in app("table").out  # it has ended, with a point that failed
     (sweep_of(folder) / "outcomes.parquet").unlink()
 
@@ -297,7 +297,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     assert outcome.status == 0
     assert "Nothing is concluded: the outcomes of 2 points lie in files of their own" in outcome.out
     assert "accuracy" in outcome.out and "0.9" in outcome.out
-    monkeypatch.setattr(concluded, "MOST_READ", 2)
+    monkeypatch.setattr(conclusions, "MOST_READ", 2)
     assert "Nothing is concluded" not in app("table").out
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mecha_exp.report.concluded import concluded_results
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.page.html import write_report
 from mecha_exp.runs.environment import are_mixed, deciding_facts, differs_from_here
 from mecha_exp.runs.record import Record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.report.intervals import base_of
-from mecha_exp.report.paper_text import INDIVIDUAL, PRETRAINED
+from mecha_exp.report.paper.text import INDIVIDUAL, PRETRAINED
 from mecha_exp.report.results import Results
 from mecha_exp.report.verdict import candidates_of, experts_of, inputs_of, splits_of
 from mecha_exp.runs.outcomes import ModelOutcomes
