@@ -11,7 +11,10 @@ from pathlib import Path
 from mecha_exp.app.reproduction.sources import SOURCES_FILE
 from mecha_exp.errors import TrackingError
 from mecha_exp.report import Results, write_all
-from mecha_exp.report.verdict import concluded_results
+from mecha_exp.report.adaptive_records import FILES as ADAPTIVE_FILES
+from mecha_exp.report.conclusion import concluded_results
+from mecha_exp.report.search.progress import histories_of
+from mecha_exp.report.verdict import conclusion, reported_numbers
 from mecha_exp.runs.files import FILES
 from mecha_exp.runs.outcomes import OUTCOMES_FILE
 from mecha_exp.runs.record import (
@@ -32,7 +35,7 @@ from mecha_exp.runs.sweep import FOLDER_TAG, RUNNING, Sweep, Tracking
 from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.mlflow_client import SERVER
-from mecha_exp.tracking.names import PARENT_TAG, SWEPT_TAG
+from mecha_exp.tracking.names import NOTE_TAG, PARENT_TAG, SWEPT_TAG
 
 ARTIFACTS = (
     RUN_FILE,
@@ -49,6 +52,10 @@ ARTIFACTS = (
     "mecha_exp.log",
 )
 HYDRA_ARTIFACTS = ("config.yaml", "overrides.yaml")
+VERDICT_TAG = "verdict"
+"""The tag of a sweep's run with the sentence of its verdict."""
+MODEL_TAG, SHA256_TAG = "model/path", "model/sha256"
+"""The tags of a run with the path of its model, or of the input, and with the SHA-256 of its content."""
 GROUP_SECONDS = 1
 """How long the points of a sweep wait for others, to be logged together."""
 GROUP = 100
@@ -205,6 +212,8 @@ def log_folder(folder: Path, record: Record, store: Store, parent: str | None = 
             **record.tags,
             **({"error": record.error} if record.error else {}),
             **({"dropped": record.dropped_where} if record.dropped is not None else {}),
+            **({MODEL_TAG: record.model} if record.model else {}),
+            **({SHA256_TAG: record.model_sha256} if record.model_sha256 else {}),
         },
         files,
         parent,
@@ -251,7 +260,9 @@ def log_sweep(folder: Path, store: Store) -> int:
     missing = log_missing(sweep, sweep.records(folder), store)
     if missing or store.status(str(sweep.parent_run)) == RUNNING:
         results = concluded_results(sweep, folder)
-        close_run(sweep, results, write_all(results, sweep.command, folder), store)
+        written = write_all(results, sweep.command, folder)
+        written += filter(Path.is_file, map(folder.joinpath, (*ADAPTIVE_FILES, OUTCOMES_FILE)))
+        close_run(sweep, results, folder, written, store)
         sweep.save(folder)
     return missing
 
@@ -302,19 +313,24 @@ def mend_points(sweep: Sweep, folder: Path, store: Store) -> None:
             record.save(path)
 
 
-def close_run(sweep: Sweep, results: Results, files: Sequence[Path], store: Store) -> None:
-    """Log the best point and the result files of a sweep, and end its MLflow run."""
+def close_run(sweep: Sweep, results: Results, folder: Path, files: Sequence[Path], store: Store) -> None:
+    """Log the best point, the verdict and the result files of a sweep, and end its MLflow run."""
     best = results.best
     metrics = {f"best/{best.metric}": best.metrics[str(best.metric)]} if best else {}
+    metrics |= reported_numbers(results)
     recipes = dict.fromkeys(str(r.parameters["recipe"]) for r in results.records if "recipe" in r.parameters)
     tags = {SWEPT_TAG: ", ".join(sweep.swept), "recipe": ", ".join(recipes)}
     if results.records:
         tags |= source_tags(results.records[0])
     tags |= {"best": best.name} if best else {}
+    if said := conclusion(results):
+        tags |= {VERDICT_TAG: said[0], NOTE_TAG: "\n\n".join(said)}
     _log_inputs(sweep, results, store)
     failed = any(record.status == FAILED for record in results.records)
     status = FAILED if failed or sweep.underway else FINISHED
-    store.finish(str(sweep.parent_run), status, metrics, tags, files)
+    began = min((record.started for record in results.records), default=0)
+    histories = histories_of(results, folder)
+    store.finish(str(sweep.parent_run), status, metrics, tags, files, histories, began)
 
 
 def _log_inputs(sweep: Sweep, results: Results, store: Store) -> None:
@@ -331,9 +347,15 @@ def _log_inputs(sweep: Sweep, results: Results, store: Store) -> None:
         if name in sweep.input_runs:
             store.add(sweep.input_runs[name], metrics, [], datasets)
         else:
-            tags = {**source_tags(measured[0]), "role": "input"}
+            tags = {**source_tags(measured[0]), "role": "input", **_file_tags(measured[0], name)}
             numbers, parent = _main_first(results.metric, metrics), str(sweep.parent_run)
             sweep.input_runs[name] = store.log(name, FINISHED, times, {}, numbers, tags, [], parent, datasets)
+
+
+def _file_tags(record: Record, name: str) -> dict[str, str]:
+    """The tags with the path of an input and the hash of its content, as far as a point knows them."""
+    known = {MODEL_TAG: record.inputs.get(name), SHA256_TAG: record.tags.get(f"fingerprint/{name}")}
+    return {tag: str(value) for tag, value in known.items() if value}
 
 
 def how_to_log_later(folder: Path) -> str:

@@ -16,12 +16,15 @@ from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_
 
 VERBS = (
     "adapters",
+    "bundle",
     "calibrate",
+    "cite",
     "clean",
     "comfyui",
     "compose",
     "convert",
     "diff",
+    "figures",
     "info",
     "ls",
     "merge",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from mecha_exp.app.reproduction.original import Original, read_original
 from mecha_exp.app.reproduction.remake import remake
 from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.paths import OUTPUTS, tracking_uri
 from mecha_exp.plugins import load_plugins
+from mecha_exp.runs.bundle import SWEEP, is_bundle, plugins_of, points_of, unpack
 from mecha_exp.terminal.console import print_json, print_line
 
 EXAMPLE = """\
@@ -22,6 +25,7 @@ examples:
     python -m mecha_exp reproduce 3f2a91                        a run by its signature, folder or MLflow id
     python -m mecha_exp reproduce outputs/multiruns/2026-01-31_12-00-00/2
     python -m mecha_exp reproduce merged.safetensors --models-dir ~/models
+    python -m mecha_exp reproduce supplement.zip --models-dir ~/models --point 3    of `bundle`; or all points
 
 A model that was made by mecha_exp says in its header what it was made of; nothing else is needed. Inputs that
 lie elsewhere are found below --models-dir by name, or by content under any name. The exit status is 0 where
@@ -34,6 +38,8 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     load_plugins(options.plugin)
     check_writable("new", 0)  # of the size of the model: /tmp may be a memory disk
+    if is_bundle(Path(options.what)):
+        return _bundle(options)
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
         original = read_original(options.what, [options.folder], options.uri, Path(scratch))
         outcome = remake(
@@ -43,6 +49,40 @@ def main(arguments: list[str]) -> int:
     return 0 if outcome.identical else 1
 
 
+def _bundle(options: argparse.Namespace) -> int:
+    """Make the points of a bundle again; returns 0 if all are the same.
+
+    Raises:
+        ConfigError: the archive cannot be trusted, or it has plugins, which were not allowed to run.
+    """
+    if options.output is not None:
+        raise ConfigError("--output keeps one model: unpack the bundle, and reproduce that point.")
+    with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
+        folder = unpack(Path(options.what), Path(scratch) / "bundle")
+        plugins = plugins_of(folder)
+        if plugins and not options.run_plugins:
+            raise ConfigError(
+                f"{options.what} has plugins, which are programs: {', '.join(plugins)}. Read them in "
+                f"{SWEEP}/0/sources.json of the archive, and run them with --run-plugins."
+            )
+        made = [_point(path, Path(scratch), options) for path, _ in points_of(folder, options.point)]
+    same = sum(outcome.identical for _, outcome in made)
+    if options.json:
+        print_json({"what": options.what, "points": [_data(*pair) for pair in made], "identical": same})
+    else:
+        for original, outcome in made:
+            _show(original, outcome)
+        print_line(f"{same} of {counted(len(made), 'point')} identical")
+    return 0 if same == len(made) else 1
+
+
+def _point(folder: Path, scratch: Path, options: argparse.Namespace) -> tuple[Original, Outcome]:
+    """Make one point of a bundle again. All points share the folder: a plugin is loaded once."""
+    original = read_original(str(folder), [], "", scratch)
+    original = replace(original, source=f"{options.what}, point {folder.name}")
+    return original, remake(original, options.models_dir, None, scratch, options.anyway, options.plugin)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "reproduce",
@@ -50,11 +90,15 @@ def _parser() -> argparse.ArgumentParser:
         "cannot be done, or they differ, say what is different.",
         EXAMPLE,
     )
-    parser.add_argument("what", help="a run (folder, signature, name, MLflow id) or a merged model")
+    parser.add_argument(
+        "what", help="a run (folder, signature, name, MLflow id), a merged model, or the bundle of a sweep"
+    )
     add_models_dir(parser, "where inputs lie now")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="keep the model that is made (default: do not)"
     )
+    parser.add_argument("--point", metavar="POINT", help="of a bundle: the number or the name of one point")
+    parser.add_argument("--run-plugins", action="store_true", help="of a bundle: run the plugins in it")
     parser.add_argument("--anyway", action="store_true", help="also where an input is another one now")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
     parser.add_argument("--uri", default=tracking_uri(), help="the MLflow store (default: %(default)s)")

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
+from mecha_exp.recipe.yaml_reader import TITLE
 from mecha_exp.report import Results, terminal_tables
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.export import write_csv
 from mecha_exp.report.join import joined
 from mecha_exp.report.notes import notes_of
-from mecha_exp.report.sweep_results import results_of
-from mecha_exp.report.verdict import concluded_results, verdict_data
+from mecha_exp.report.paper.table import Part, verdict_on
+from mecha_exp.report.paper.text import Numbers, latex, markdown
+from mecha_exp.report.sweep_results import results_from, results_of
+from mecha_exp.report.verdict import verdict_data
+from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep, short_folder
+from mecha_exp.runs.record import CONFIG_FILE, Record
+from mecha_exp.runs.sweep import Sweep
 from mecha_exp.terminal.console import print_json, print_line, stdout
 
 EXAMPLE = """\
@@ -28,6 +37,7 @@ examples:
     python -m mecha_exp table outputs/multiruns/2026-01-31_12-00-00 --by k
     python -m mecha_exp table alpha_by_k --metric loss --direction minimize --json
     python -m mecha_exp table --latex                             a paper's table of the newest sweep
+    python -m mecha_exp table ties_sweep tsv_sweep --latex --percent --intervals    of two together
     python -m mecha_exp table 2026-01-31_12-00-00 2026-02-01_09-30-00    two sweeps in one table
 
 With --by, points that agree in these keys are one row: their mean, with its 95 % interval where they differ
@@ -39,13 +49,14 @@ def main(arguments: list[str]) -> int:
     """Print a sweep's table."""
     options = _parser().parse_args(arguments)
     sweeps = dict(find_sweep(word, [options.folder]) for word in options.sweep or [None])
+    if options.latex or options.markdown:
+        sys.stdout.write(_paper_table(sweeps, options))
+        return 0
+    for given, name in ((options.percent, "--percent"), (options.intervals, "--intervals")):
+        if given:
+            raise ConfigError(f"{name} is for --latex and --markdown.")
     concludes = len(sweeps) == 1 and not options.by and not options.metric and not options.csv
     read = concluded_results if concludes else results_of
-    if (options.latex or options.markdown) and not concludes:
-        raise ConfigError(
-            "--latex and --markdown show the verdict on one sweep, by its own keys and metric. Leave out "
-            "--by, --metric and all sweeps but one."
-        )
     results = [read(sweep, folder) for folder, sweep in sweeps.items()]
     names = [short_folder(folder) for folder in sweeps]
     selected = _selected(results[0] if len(results) == 1 else joined(results, names), options)
@@ -69,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--csv", action="store_true", help="every point and metric as comma-separated values")
     form.add_argument("--latex", action="store_true", help="a paper's table: methods by tasks, in LaTeX")
     form.add_argument("--markdown", action="store_true", help="the same in Markdown")
+    parser.add_argument("--percent", action="store_true", help="shares times 100, in a paper's table")
+    parser.add_argument("--intervals", action="store_true", help="with 95 %% intervals, in a paper's table")
     return parser
 
 
@@ -82,8 +95,6 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
         print_json({"title": results.title, **where, **shown})
     elif options.csv:
         write_csv(results, sys.stdout)
-    elif options.latex or options.markdown:
-        sys.stdout.write(_paper_table(results, is_latex=options.latex))
     else:
         stdout.print(*terminal_tables(results, stdout.width), sep="\n")
         for note in notes:
@@ -92,19 +103,38 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
             print_line(f"the sweep     {folder}")
 
 
-def _paper_table(results: Results, *, is_latex: bool) -> str:
-    """The verdict's table of methods by tasks.
+def _paper_table(sweeps: Mapping[Path, Sweep], options: argparse.Namespace) -> str:
+    """A paper's table of methods by tasks, of all sweeps together.
 
     Raises:
-        ConfigError: there is no verdict.
+        ConfigError: rows by other keys, several metrics, sweeps that cannot be compared, or no verdict.
     """
-    from mecha_exp.verdict import latex, markdown
+    if options.by or len(options.metric or ()) > 1:
+        raise ConfigError(
+            "--latex and --markdown show the best setting of each method, by one metric. Leave out --by and "
+            "all of --metric but one."
+        )
+    titles = [sweep.title for sweep in sweeps.values()]
+    names = titles if len(set(titles)) == len(titles) else [short_folder(folder) for folder in sweeps]
+    parts = []
+    for name, (folder, sweep) in zip(names, sweeps.items(), strict=True):
+        records = sweep.all_records(folder)
+        results = _selected(results_from(sweep, records), options)
+        parts.append(Part(name, results, outcomes_so_far(sweep, folder, records), _titles(records)))
+    numbers = Numbers(options.percent, options.intervals)
+    return (latex if options.latex else markdown)(verdict_on(parts), numbers)
 
-    verdict = results.verdict
-    if verdict is None or verdict.selected is None:
-        reason = " ".join(verdict.notes) if verdict else "no evaluator says which points are better."
-        raise ConfigError(f"A table of methods by tasks needs a verdict: {reason}")
-    return latex(verdict) if is_latex else markdown(verdict)
+
+def _titles(records: Mapping[Path, Record]) -> dict[str, str]:
+    """The names that recipes have in papers, by their own, from the configuration of one point of each."""
+    titles: dict[str, str] = {}
+    for folder, record in records.items():
+        recipe = str(record.parameters.get("recipe", ""))
+        if recipe in titles or not (folder / CONFIG_FILE).is_file():
+            continue
+        config = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        titles[recipe] = str((config.get("recipe") or {}).get(TITLE) or "")
+    return titles
 
 
 def _selected(results: Results, options: argparse.Namespace) -> Results:

@@ -29,6 +29,9 @@ from mecha_exp.recipe.tokens import align_tokens
 KEYS = "keys"
 """The word in a call for the keys that it is for; no merge method has a parameter of that name."""
 
+TITLE = "title"
+"""The word of a whole recipe for its name in tables of papers, such as `TSV-M`; it decides nothing else."""
+
 NODE_WORDS = ("method", "model", "mecha", "parameter", "align_tokens")
 
 
@@ -41,7 +44,7 @@ def build_recipe(
     """Build the graph that a configuration describes.
 
     Args:
-        config: a mapping (see the module), or a model's path.
+        config: a mapping (see the module), which may have a `title:`, or a model's path.
         where: its name in messages.
         load_text: (path of a `.mecha` file) -> its graph; None refuses such files.
         model_dirs: where the models of `align_tokens` are looked for, after the current folder.
@@ -50,6 +53,10 @@ def build_recipe(
         RecipeError: every mistake, with its place and the nearest valid name.
     """
     problems = Problems()
+    if isinstance(config, Mapping) and TITLE in config:
+        if not isinstance(config[TITLE], str):
+            problems.add(f"{where}.{TITLE}: expected a name, got {brief(config[TITLE])}")
+        config = {name: value for name, value in config.items() if name != TITLE}
     node = _Builder(problems, load_text, model_dirs).node(config, where)
     problems.raise_as(RecipeError)
     assert node is not None

@@ -63,6 +63,7 @@ class Results:
         reference: the reference point of the hypervolume of several objectives; empty for the worst values.
         logarithmic: the keys that a search drew by their logarithm; None where that is not known.
         sheet: the keys of columns, rows and pages of contact sheets; those that it lacks follow.
+        changes: the 95 % interval of what each block changes in a block ablation, where outcomes give it.
 
     Raises:
         ConfigError: a metric of one name was measured by two evaluations.
@@ -85,6 +86,7 @@ class Results:
     reference: Sequence[float] = ()
     logarithmic: Sequence[str] | None = None
     sheet: Sequence[str] = ()
+    changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the points were measured alike."""

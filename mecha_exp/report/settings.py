@@ -36,6 +36,14 @@ class Estimate:
     span: tuple[float, float] | None = None
     ci95: tuple[float, float] | None = None
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of its interval: the verdict's, or else over replicates alone; NaN where it has none."""
+        if self.ci95 is not None:
+            return self.ci95
+        half_width = math.nan if self.half_width is None else self.half_width
+        return self.mean - half_width, self.mean + half_width
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
         """Estimate the mean of values, without NaN and infinities.

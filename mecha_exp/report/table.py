@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -11,10 +11,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mecha_exp.report.intervals import Bounds, bounded, intervals
 from mecha_exp.report.pareto import MARK, front, front_note
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.settings import Estimate, Setting
-from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes, intervals
+from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes
 
 MAX_ROWS = 200
 MAX_CELL = 32
@@ -69,7 +70,7 @@ def rows(results: Results, metrics: Sequence[str], limit: int | None = None) -> 
     blank = [""] * (len(_headings(results)) - 1)
     for name, measured in results.references.items():
         estimates = [Estimate.of([measured[m]] if m in measured else []) for m in metrics]
-        estimates = _with_intervals(estimates, name, metrics, bounds)
+        estimates = [bounded(e, name, m, bounds) for e, m in zip(estimates, metrics, strict=True)]
         listed.append(Row("reference", [name, *blank], estimates))
     return listed
 
@@ -79,27 +80,35 @@ class _Layout:
     """What of a table fits a terminal.
 
     Attributes:
+        headings: of the swept keys that are shown.
         metrics: that are shown.
-        hidden: how many metrics are not.
+        hidden: how many keys and metrics are not.
         rows: with their labels, shortened.
     """
 
+    headings: Sequence[str]
     metrics: Sequence[str]
     hidden: int
     rows: Sequence[tuple[Row, Sequence[str]]]
 
     @classmethod
     def of(cls, results: Results, width: int) -> _Layout:
-        """As many metrics as there is room for, at least the main one, of the best `MAX_ROWS` settings."""
+        """As many metrics as there is room for, of the best `MAX_ROWS` settings.
+
+        The main one has a column in any case: the last keys make way for it, all but one.
+        """
         headings, metrics = _headings(results), results.shown_metrics
         listed = rows(results, metrics, MAX_ROWS)
         columns = zip(*(row.label for row in listed), strict=True)
         cells = list(zip(*(distinct(column) for column in columns), strict=True))
-        label_width = sum(_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings))
-        room = width - label_width - EDGES - (_width(["n"]) if results.has_replicates else 0)
-        listed = _with_room(results, listed, metrics, room)
-        count = _how_many_fit(metrics, listed, room)
-        return cls(metrics[:count], len(metrics) - count, list(zip(listed, cells, strict=True)))
+        widths = [_width([h, *(line[i] for line in cells)]) for i, h in enumerate(headings)]
+        room = width - EDGES - (_width(["n"]) if results.has_replicates else 0)
+        keys = _how_many_keys(widths, room - _narrowest(metrics[:1], listed))
+        listed = _with_room(results, listed, metrics, room - sum(widths[:keys]))
+        count = _how_many_fit(metrics, listed, room - sum(widths[:keys]))
+        hidden = len(metrics) - count + len(headings) - keys
+        labels = [line[:keys] for line in cells]
+        return cls(headings[:keys], metrics[:count], hidden, list(zip(listed, labels, strict=True)))
 
     @property
     def estimates(self) -> list[Estimate]:
@@ -119,7 +128,7 @@ def _drawn(results: Results, layout: _Layout) -> Table:
         where = "sweep.csv" if results.swept else "run.json"
         table.caption = Text(f"{layout.hidden} more column{'s' * (layout.hidden > 1)}: {where}")
         table.caption_justify = "left"
-    for heading in _headings(results):
+    for heading in layout.headings:
         table.add_column(Text(heading), no_wrap=True)
     if results.has_replicates:
         table.add_column("n", justify="right")
@@ -243,26 +252,13 @@ def _headings(results: Results) -> list[str]:
     ]
 
 
-Bounds = Mapping[tuple[str, str], tuple[float, float]]
-
-
 def _row(results: Results, setting: Setting, metrics: Sequence[str], bounds: Bounds, tied: set[str]) -> Row:
     label = [results.cell(setting, key) for key in results.keys] or [setting.name]
     kind = "failed" if not setting.finished else "dropped" if setting.dropped else "point"
-    estimates = _with_intervals([setting.estimate(m) for m in metrics], setting.name, metrics, bounds)
+    estimates = [bounded(setting.estimate(m), setting.name, m, bounds) for m in metrics]
     is_best = setting is results.best_setting
     is_tied = setting.name in tied and not is_best
     return Row(kind, label, estimates, is_best, is_tied, bool(setting.made_with))
-
-
-def _with_intervals(
-    estimates: Sequence[Estimate], name: str, metrics: Sequence[str], bounds: Bounds
-) -> list[Estimate]:
-    """Estimates with the verdict's intervals, where it has them."""
-    return [
-        replace(estimate, ci95=bounds.get((name, metric))) if estimate.count else estimate
-        for estimate, metric in zip(estimates, metrics, strict=True)
-    ]
 
 
 def _cells(row: Row, results: Results, metrics: Sequence[str]) -> list[str]:
@@ -305,6 +301,20 @@ def _with_room(results: Results, listed: Sequence[Row], metrics: Sequence[str], 
         if needed <= room:
             return wide
     return [limited(row, []) for row in listed]
+
+
+def _narrowest(metrics: Sequence[str], listed: Sequence[Row]) -> int:
+    """The width that the column of the main metric needs without intervals, with its mark."""
+    texts = [estimate_text(replace(e, ci95=None)) for row in listed for e in row.estimates[:1]]
+    return _width([part for metric in metrics for part in wrapped(metric).split("\n")] + texts) + 2
+
+
+def _how_many_keys(widths: Sequence[int], room: int) -> int:
+    """The number of columns of keys that leave room for the main metric, at least one."""
+    count = len(widths)
+    while count > 1 and sum(widths[:count]) > room:
+        count -= 1
+    return count
 
 
 def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> int:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.errors import ConfigError, EvaluationError, counted
+from mecha_exp.errors import EvaluationError, counted
 from mecha_exp.lab.points import SEED_PATH, SET_KEY
+from mecha_exp.report.intervals import SEEDS_ALONE, base_of, covered, prefix
 from mecha_exp.report.results import REPLICATE_KEYS, Results
 from mecha_exp.report.search.front import front_data, front_sentences
 from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
-from mecha_exp.report.sweep_results import results_from
 from mecha_exp.runs.environment import are_mixed
-from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
+from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes
 from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json
-from mecha_exp.runs.sweep import Sweep
 
 if TYPE_CHECKING:
     from mecha_exp.evaluation.outcomes import Outcomes
@@ -27,49 +26,14 @@ if TYPE_CHECKING:
 VERDICT_FILE = "verdict.json"
 BEST, TIED = "*", "~"
 """Marks of the best setting, and of those that the data cannot tell from it."""
-MOST_READ = 2_000
-"""The finished points of a sweep that still runs from which a verdict is made within seconds."""
 ELSEWHERE = "†"
 """Mark of a result made with another torch or other vector features than this process has."""
 _MIXED = (
     "Points were made with different versions of torch, or on different processors: differences as small as "
     "rounding may come from that."
 )
-_SEEDS_ALONE = "seeds alone: chance among the examples is not in it"
 _SOURCES = {SET_KEY: "experts", SEED_PATH: "seed"}
 """The names of what replicates differ in, where they are not the keys."""
-_IN_WORDS = {"seed": "seeds", SEED_PATH: "seeds", SET_KEY: "sets of experts"}
-
-
-def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Results:
-    """The results of a sweep so far with their verdict; arguments as for `results_of`."""
-    records = sweep.all_records(folder, ended=ended)
-    results = results_from(sweep, records)
-    read = partial(outcomes_so_far, sweep, folder, records, ended=ended, most=MOST_READ)
-    if not results.objectives:
-        return replace(results, verdict=_read_and_conclude(results, read))
-    alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}
-    verdicts = {metric: _read_and_conclude(part, read) for metric, part in alone.items()}
-    return replace(results, by_objective={m: verdict for m, verdict in verdicts.items() if verdict})
-
-
-def _read_and_conclude(results: Results, read: Callable[[], list[ModelOutcomes]]) -> Verdict | None:
-    """The verdict; where outcomes cannot be read, one that says so and concludes nothing."""
-    if not results.judged or not results.finished:
-        return None
-    try:
-        return verdict_of(results, read())
-    except ConfigError as error:
-        from mecha_exp.verdict import Verdict
-
-        selected_on, reported_on = splits_of(results)
-        return Verdict(
-            str(results.metric),
-            results.direction,
-            selected_on,
-            reported_on,
-            notes=(f"Nothing is concluded: {error}",),
-        )
 
 
 def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | None:
@@ -86,7 +50,7 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
 
     if not results.judged or not results.finished:
         return None
-    base = _base(results.finished)
+    base = base_of(results)
     inputs = inputs_of(results, models)
     verdict = conclude(
         candidates_of(results, models),
@@ -94,7 +58,7 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
         direction=results.direction,
         inputs=inputs,
         base=base,
-        expert_of=_experts(results, inputs, base),
+        expert_of=experts_of(results, inputs, base),
         splits=tuple(dict.fromkeys(splits_of(results))),
         dropped=sum(setting.dropped for setting in results.settings),
     )
@@ -210,11 +174,6 @@ def _numbers(results: Results, metrics: Mapping[str, float]) -> dict[str, float]
     return {split: metrics[name] for split, name in names.items() if name in metrics}
 
 
-def prefix(results: Results, split: str) -> str:
-    """The beginning of the names of metrics on a split."""
-    return f"{split}/" if split in results.report_splits else ""
-
-
 def splits_of(results: Results) -> tuple[str, str]:
     """On which splits points are chosen and reported."""
     record = next((r for r in results.finished if r.metric), results.finished[0])
@@ -222,13 +181,7 @@ def splits_of(results: Results) -> tuple[str, str]:
     return selected_on, record.report_split or selected_on
 
 
-def _base(records: Iterable[Record]) -> str | None:
-    """The base that all points share which have one."""
-    bases = {record.base for record in records if record.base}
-    return bases.pop() if len(bases) == 1 else None
-
-
-def _experts(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
+def experts_of(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
     """The input that is the expert of each task: named by the configuration, or in each set best by far."""
     from mecha_exp.evaluation.normalisation import find_experts
     from mecha_exp.verdict.candidates import comparable
@@ -287,24 +240,6 @@ def conclusion(results: Results) -> list[str]:
     return [first, *(note for note in results.verdict.notes if note.lower() not in first.lower())]
 
 
-def intervals(results: Results) -> dict[tuple[str, str], tuple[float, float]]:
-    """The 95 % intervals of the verdict, by the name of a setting or an input and that of a metric.
-
-    Several files of one name have none: the table has one line for them, and the verdict knows each alone.
-    """
-    bounds = {}
-    for verdict in filter(None, (results.verdict, *results.by_objective.values())):
-        names = {score.point for score in verdict.scores}
-        for score in verdict.scores:
-            if numbered(score.point, 2) in names:
-                continue
-            metric = f"{prefix(results, score.split)}{verdict.metric}"
-            bounds[score.point, metric] = score.overall.ci95
-            for task, estimate in score.tasks.items():
-                bounds[score.point, f"{metric}/{task}"] = estimate.ci95
-    return {key: ends for key, ends in bounds.items() if ends[0] == ends[0]}
-
-
 def footnotes(results: Results, *, has_intervals: bool, has_spreads: bool) -> list[str]:
     """What the marks and the intervals of a table mean.
 
@@ -317,21 +252,13 @@ def footnotes(results: Results, *, has_intervals: bool, has_spreads: bool) -> li
     if verdict and verdict.tied:
         tests = "paired tests at 5 % after Holm's correction"
         lines.append(f"{TIED} the data cannot tell it from the best ({BEST}) in {tests}")
-    verdict = verdict or next(iter(results.by_objective.values()), None)
-    if has_intervals and verdict:
-        over = " and ".join(["examples", *_varied(results)]) if verdict.examples else _SEEDS_ALONE
+    if has_intervals and (over := covered(results)):
         lines.append(f"[low, high] 95 % interval over {over}")
     if has_spreads:
-        lines.append(f"± 95 % interval (Student's t) over {_SEEDS_ALONE}")
+        lines.append(f"± 95 % interval (Student's t) over {SEEDS_ALONE}")
     if made_with := results.made_with:
         lines.append(f"{ELSEWHERE} {elsewhere_text(made_with)}")
     return lines
-
-
-def _varied(results: Results) -> list[str]:
-    """What the replicates of a table's settings differ in, in words."""
-    texts = {key: {results.text(record, key) for record in results.finished} for key in REPLICATE_KEYS}
-    return [_IN_WORDS[key] for key, values in texts.items() if results.has_replicates and len(values) > 1]
 
 
 def elsewhere_text(made_with: Sequence[str]) -> str:
@@ -340,3 +267,20 @@ def elsewhere_text(made_with: Sequence[str]) -> str:
         f"made with {', '.join(made_with)}: bits may differ from those made here; "
         "the same command with rerun=always makes them here"
     )
+
+
+def reported_numbers(results: Results) -> dict[str, float]:
+    """The reported number of the chosen setting with its interval, and the p-value against the base.
+
+    `test/accuracy`, `test/accuracy/ci95_low`, `test/accuracy/ci95_high` and `p_holm/base`, or as the metric,
+    the split and the base are called; none where nothing was concluded.
+    """
+    verdict = results.verdict
+    if verdict is None or verdict.selected is None:
+        return {}
+    name = f"{prefix(results, verdict.reported_on)}{verdict.metric}"
+    low, high = verdict.selected.overall.ci95
+    numbers = {name: verdict.selected.overall.value, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
+    compared = verdict.against(verdict.base) if verdict.base is not None else ()
+    numbers |= {f"p_holm/{c.against}": c.p_holm for c in compared if c.point == verdict.selected.point}
+    return {metric: value for metric, value in numbers.items() if math.isfinite(value)}

@@ -32,6 +32,8 @@ class Entries:
         time: of the metrics, in milliseconds since 1970. Of two values of one metric the later one counts.
         parameters, tags: texts by name.
         datasets: the digest of what each split was measured by, by evaluator and split.
+        histories: the values of a metric by step, by its name.
+        began: the time of the histories: what is logged again with the same time is there once.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -39,6 +41,18 @@ class Entries:
     parameters: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    histories: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    began: int = 0
+
+    @property
+    def measured(self) -> list[tuple[str, float, int, int]]:
+        """Each value with its name, its time and its step; the step is 0 of a metric without steps."""
+        by_step = [
+            (name, value, self.began, step)
+            for name, values in self.histories.items()
+            for step, value in values.items()
+        ]
+        return [*((name, value, self.time, 0) for name, value in self.metrics.items()), *by_step]
 
 
 class Backend(ABC):

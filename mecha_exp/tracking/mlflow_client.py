@@ -39,6 +39,7 @@ SERVER = ("http://", "https://")
 WRITERS = 8
 """Runs that are logged to a server at a time: MLflow's has four processes unless it is told otherwise."""
 MAX_PARAMS_A_BATCH = 100
+MAX_METRICS_A_BATCH = 900  # of 1,000 entries in all, the rest for tags
 MAX_RUNS = 10_000
 MAX_COMPARED = 100
 """The runs of a sweep that an address of the dashboard names: longer ones are cut by servers."""
@@ -127,7 +128,10 @@ class ClientBackend(Backend):
     def add(
         self, run_id: str, entries: Entries, artifacts: Sequence[Path], status: str | None = None
     ) -> None:
-        self._client.log_batch(run_id, metrics=_metrics(entries), tags=_run_tags(entries.tags))
+        metrics = _metrics(entries)
+        self._client.log_batch(run_id, metrics[:MAX_METRICS_A_BATCH], tags=_run_tags(entries.tags))
+        for start in range(MAX_METRICS_A_BATCH, len(metrics), MAX_METRICS_A_BATCH):
+            self._client.log_batch(run_id, metrics[start : start + MAX_METRICS_A_BATCH])
         self._log_datasets(run_id, entries)
         self._copy(self._client.get_run(run_id), artifacts)
         if status is not None:
@@ -211,7 +215,7 @@ def _require_answer(uri: str) -> None:
 def _metrics(entries: Entries) -> list[Metric]:
     from mlflow.entities import Metric
 
-    return [Metric(name, value, entries.time, 0) for name, value in entries.metrics.items()]
+    return [Metric(*measured) for measured in entries.measured]
 
 
 def _params(values: Mapping[str, str]) -> list[Param]:

@@ -160,7 +160,7 @@ class TablesBackend(Backend):
 
     def _write(self, run_id: str, entries: Entries) -> None:
         """Write entries as MLflow does; a parameter or a tag that is there is replaced."""
-        metrics = [(k, *_stored(v), entries.time, 0, run_id) for k, v in entries.metrics.items()]
+        metrics = [(k, *_stored(v), time, step, run_id) for k, v, time, step in entries.measured]
         columns = "key, value, is_nan, timestamp, step, run_uuid"
         latest = f"ON CONFLICT DO UPDATE SET value = excluded.value, is_nan = excluded.is_nan, \
 timestamp = excluded.timestamp, step = excluded.step WHERE {_NEWER}"

@@ -98,10 +98,22 @@ class Store:
         metrics: Mapping[str, float],
         tags: Mapping[str, str],
         artifacts: Iterable[Path],
+        histories: Mapping[str, Mapping[int, float]] | None = None,
+        began: int = 0,
     ) -> None:
-        """End a run with its last metrics, tags and artifacts."""
+        """End a run with its last metrics, tags and artifacts, and with the values of metrics by step.
+
+        Args:
+            run_id: of the run.
+            status: `FINISHED` or `FAILED`.
+            metrics, tags: by name.
+            artifacts: files and folders to copy to the store.
+            histories: values by step, by the name of the metric.
+            began: the time of the histories, in milliseconds since 1970.
+        """
         with tracking_errors(self.uri):
-            entries = Entries(names.metrics(metrics), tags=names.tags(tags))
+            by_step = {names.acceptable(name): values for name, values in (histories or {}).items()}
+            entries = Entries(names.metrics(metrics), tags=names.tags(tags), histories=by_step, began=began)
             self._backend.add(run_id, entries, _existing(artifacts), status)
 
     def log(

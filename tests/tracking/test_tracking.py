@@ -325,7 +325,8 @@ def log_everything(store: Store, folder: Path) -> None:
     store.log("alone", "FAILED", (1, 2), {}, {"half": 0.5}, {}, [], None, splits)
     store.add(child, {"half": 0.25, "more": 1.0}, [])
     store.delete(store.log("gone", "FINISHED", (1, 2), {}, {}, {}, [], parent))
-    store.finish(parent, "FINISHED", {"best/half": 0.5}, {"swept": "alpha", "command": "y"}, [])
+    steps = {"loss/entropy": {0: 1.0, 1: 0.5, 2: 0.75}}
+    store.finish(parent, "FINISHED", {"best/half": 0.5}, {"swept": "alpha", "command": "y"}, [], steps, 7)
 
 
 def contents(database: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -361,7 +362,7 @@ def test_the_tables_are_written_as_mlflow_writes_them(tmp_path, monkeypatch):
         (tmp_path / "lab").rename(tmp_path / kind)
 
     assert written["tables"] == written["client"]
-    assert len(written["tables"]["metrics"]) == 131 and len(written["tables"]["input_tags"]) == 6
+    assert len(written["tables"]["metrics"]) == 134 and len(written["tables"]["input_tags"]) == 6
 
 
 def test_a_value_that_is_logged_again_is_the_latest_one(store, client):
@@ -438,3 +439,17 @@ print(len(store.runs_with("mlflow.parentRunId", parent)), "mlflow" in sys.module
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
 
     assert [process.communicate()[0].split() for process in processes] == [["50", "False"]] * 2
+
+
+def test_values_by_step_are_a_history_and_are_there_once(store, client):
+    parent = store.start("search", {})
+    steps = {"best so far%": {step: step / 2 for step in range(2000)}}
+
+    for _ in range(2):  # the same command starts again
+        store.finish(parent, "FINISHED", {}, {}, [], steps, 1000)
+
+    history = client.get_metric_history(parent, "best so far_")
+    assert [(m.step, m.value, m.timestamp) for m in sorted(history, key=lambda m: m.step)] == [
+        (step, step / 2, 1000) for step in range(2000)
+    ]
+    assert client.get_run(parent).data.metrics["best so far_"] == 999.5

@@ -19,8 +19,9 @@ from mecha_exp.report import (
     write_all,
 )
 from mecha_exp.report.adaptive_records import FILES as ADAPTIVE_FILES
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.notes import notes_of
-from mecha_exp.report.verdict import concluded_results, conclusion
+from mecha_exp.report.verdict import conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED, Record
 from mecha_exp.runs.sweep import FOLDER_TAG, Sweep, Tracking, finished_points
@@ -160,7 +161,7 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
         store = Store(str(tracking.uri), tracking.experiment)
         if not sweep.underway:  # else the same command logs them when it goes on
             log_missing(sweep, records, store)
-        close_run(sweep, results, written, store)
+        close_run(sweep, results, folder, written, store)
     sweep.complete = not failed and not sweep.underway
     sweep.save(folder)
     return sweep.complete

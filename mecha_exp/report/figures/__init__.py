@@ -1,4 +1,4 @@
-"""The figures of a sweep: choose those that suit the swept keys, and draw them."""
+"""The figures of a sweep: choose those that suit the swept keys, and draw them, for the page or a paper."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mecha_exp.report.figures.curves import curves, dots
 from mecha_exp.report.figures.distance import distances
 from mecha_exp.report.figures.forest import forest
 from mecha_exp.report.figures.heat import heat_map
-from mecha_exp.report.figures.landscape import contours, importance_bars, slices
+from mecha_exp.report.figures.landscape import contours, importance_bars, search_progress, slices
+from mecha_exp.report.figures.paper import Look
 from mecha_exp.report.figures.parallel import parallel_coordinates
 from mecha_exp.report.figures.pareto import hypervolume, pareto_plot
-from mecha_exp.report.figures.search import search_progress
 from mecha_exp.report.figures.shapley import shapley_values
 from mecha_exp.report.results import Results
 from mecha_exp.report.search.notes import MODE as SEARCH
@@ -54,18 +54,34 @@ class Picture:
     kind: str = ""
 
 
-def draw_figures(results: Results, folder: Path) -> list[Picture]:
+def draw_figures(
+    results: Results, folder: Path, *, output: Path | None = None, look: Look | None = None
+) -> list[Picture]:
     """Draw every figure that suits the sweep; the first is `sweep.png`, others are `sweep-NAME.png`.
 
     Nothing is drawn if no point has a metric or no key was swept.
+
+    Args:
+        results: of the sweep.
+        folder: of the sweep.
+        output: where the files go; the sweep's folder by default.
+        look: of figures for a paper; a PNG file with a title by default.
     """
+    from matplotlib import rc_context
+
     drawn: list[Picture] = []
     for name, caption, draw in _suitable(results, folder):
-        figure = draw(results)
-        if figure is None:
-            continue
-        path = folder / (f"sweep-{name}.png" if drawn else MAIN_FILE)
-        figure.savefig(path, dpi=_DPI)
+        with rc_context(look.settings if look else None):
+            figure = draw(results)
+            if figure is None:
+                continue
+            path = (output or folder) / (f"sweep-{name}.png" if drawn else MAIN_FILE)
+            if look is None:
+                figure.savefig(path, dpi=_DPI)
+            else:
+                path = path.with_suffix(f".{look.form}")
+                caption = "; ".join([caption, *look.apply(figure)])
+                figure.savefig(path, metadata=look.metadata)
         drawn.append(Picture(path, caption, name))
     return drawn
 

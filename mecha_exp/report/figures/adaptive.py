@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,19 @@ from mecha_exp.report.figures.style import (
     COLOUR_MAP,
     COLOURS,
     SMALL,
+    ends,
+    interval_note,
+    lengths,
     line_style,
     metric_label,
     new_figure,
+    reference_lines,
     title,
 )
+from mecha_exp.report.intervals import of_inputs, of_settings
 from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import shortened
-from mecha_exp.report.verdict import intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,11 +47,9 @@ def learning_curves(results: Results, folder: Path) -> Figure | None:
     for number, (name, values) in enumerate(losses.items()):
         _loss_line(left, name, values, number)
         _metric_line(right, results, name, number)
-    best = [s.estimate(results.metric).mean for s in results.settings if s.values.get(LEARNED_KEY) == NOTHING]
-    best = [value for value in best if math.isfinite(value)]
-    if best:
-        level = min(best) if results.minimized else max(best)
-        right.axhline(level, color="dimgrey", linestyle=":", label="best of what was not learned")
+    estimates = of_settings(results)
+    _level_of_the_rest(right, results, estimates)
+    reference_lines(right, results, ends(estimates.values()))
     left.set_ylabel("loss on validation, over its first value")
     right.set_ylabel(metric_label(results))
     for axes in (left, right):
@@ -55,6 +58,24 @@ def learning_curves(results: Results, folder: Path) -> Figure | None:
     title(left, results, "what is minimised")
     title(right, results, "kept weights, with 95 % intervals over examples")
     return figure
+
+
+def _bounds(inputs: Mapping[str, Estimate], row: Mapping[str, str]) -> tuple[float, float] | None:
+    """The interval of the expert of a row, where the verdict has one."""
+    return inputs[row["expert"]].ci95 if row["expert"] in inputs else None
+
+
+def _level_of_the_rest(axes: Axes, results: Results, estimates: Mapping[str, Estimate]) -> None:
+    """Draw the best of what was not learned as a line, with a band for its interval."""
+    rest = [estimates[s.name] for s in results.settings if s.values.get(LEARNED_KEY) == NOTHING]
+    rest = [estimate for estimate in rest if estimate.count]
+    if not rest:
+        return
+    choose = min if results.minimized else max
+    best = choose(rest, key=lambda estimate: estimate.mean)
+    axes.axhline(best.mean, color=COLOURS[-1], linestyle=":", label="best of what was not learned")
+    if best.bounds[0] == best.bounds[0]:
+        axes.axhspan(*best.bounds, color=COLOURS[-1], alpha=0.08, linewidth=0, zorder=0)
 
 
 def learned_weights(results: Results, folder: Path) -> Figure | None:
@@ -97,7 +118,22 @@ def soup_so_far(results: Results, folder: Path) -> Figure | None:
     places = range(len(rows))
     axes.plot(places, soup, drawstyle="steps-post", color=COLOURS[0], linewidth=2, label="the soup so far")
     alone = [float(row["alone"]) for row in rows]
-    axes.plot(places, alone, "x", color="dimgrey", label="the expert alone")
+    inputs = of_inputs(results)
+    bars = lengths(
+        [replace(Estimate.of([a]), ci95=_bounds(inputs, r)) for a, r in zip(alone, rows, strict=True)]
+    )
+    axes.errorbar(
+        places, alone, bars, fmt="x", color="dimgrey", capsize=2, elinewidth=1, label="the expert alone"
+    )
+    if best := results.best_setting:
+        final = of_settings(results)[best.name]
+        axes.errorbar([places[-1]], [final.mean], lengths([final]), fmt="none", ecolor=COLOURS[0], capsize=3)
+    for place, row in zip(places, rows, strict=True):
+        if row["p"]:
+            text = f"p = {float(row['p']):.1g}"
+            axes.annotate(
+                text, (place, tried[place]), (-5, 6), textcoords="offset points", ha="right", fontsize=SMALL
+            )
     for is_kept, label in ((True, "with it: kept"), (False, "with it: not kept")):
         chosen = [(place, tried[place]) for place in places if kept[place] == is_kept]
         colour = COLOURS[0] if is_kept else "none"
@@ -107,7 +143,9 @@ def soup_so_far(results: Results, folder: Path) -> Figure | None:
     axes.set_xticks(places, [shortened(row["expert"], 18) for row in rows], rotation=45, ha="right")
     axes.set_ylabel(metric_label(results))
     axes.legend(loc="best", frameon=False, fontsize=SMALL)
-    title(axes, results, "experts in the order of their own scores")
+    note = interval_note(results, [*inputs.values(), *of_settings(results).values()])
+    what = "experts in the order of their own scores; p: of the paired test of the step"
+    title(axes, results, "\n".join(filter(None, [what, note])))
     return figure
 
 
@@ -123,17 +161,13 @@ def _loss_line(axes: Axes, name: str, values: Sequence[float], number: int) -> N
 
 def _metric_line(axes: Axes, results: Results, name: str, number: int) -> None:
     """Draw the metric of a descent's kept weights over their steps."""
-    metric, bounds = str(results.metric), intervals(results)
-    points = []
+    estimates, points = of_settings(results), []
     for setting in results.settings:
-        step, mean = setting.values.get(STEP_KEY), setting.estimate(metric).mean
-        if setting.values.get(LEARNED_KEY) == name and isinstance(step, int) and math.isfinite(mean):
-            points.append((step, mean, *bounds.get((setting.name, metric), (mean, mean))))
+        step, estimate = setting.values.get(STEP_KEY), estimates[setting.name]
+        if setting.values.get(LEARNED_KEY) == name and isinstance(step, int) and estimate.count:
+            points.append((step, estimate))
     if not points:
         return
-    steps, means, lows, highs = zip(*sorted(points), strict=True)
-    below = [max(0.0, mean - low) for mean, low in zip(means, lows, strict=True)]
-    above = [max(0.0, high - mean) for mean, high in zip(means, highs, strict=True)]
-    axes.errorbar(
-        steps, means, yerr=[below, above], label=name, capsize=2, elinewidth=1, **line_style(number)
-    )
+    steps, drawn = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+    means, bars = [estimate.mean for estimate in drawn], lengths(drawn)
+    axes.errorbar(steps, means, bars, label=name, capsize=2, elinewidth=1, **line_style(number))

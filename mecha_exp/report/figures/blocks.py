@@ -6,19 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mecha_exp.report.figures.style import COLOUR_MAP, COLOURS, new_figure, title
-from mecha_exp.report.results import BLOCK_KEY, Results
-from mecha_exp.report.settings import Estimate, Setting
+from mecha_exp.report.figures.style import COLOUR_MAP, COLOURS, lengths, new_figure, title
+from mecha_exp.report.intervals import covered
+from mecha_exp.report.results import Results
+from mecha_exp.report.settings import Setting
 from mecha_exp.report.table import distinct, shortened
-from mecha_exp.runs.values import Value
+from mecha_exp.report.why.ablation import MODES, block_effects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MODES = {
-    "leave_one_block_out": "lost where the block is left out of the merge",
-    "only_one_block": "gained where the block alone is merged",
-}
 _MAX_SETTINGS = 24
 
 
@@ -34,13 +31,13 @@ def block_importance(results: Results) -> Figure | None:
         return None
     names = list(effects)
     values = [effects[name].mean for name in names]
-    widths = [effects[name].half_width or 0.0 for name in names]
+    bars = lengths([*effects.values()])
     figure, (axes,) = new_figure(height=max(2.6, 1.5 + 0.26 * len(names)))
     better = [(-v if results.minimized else v) >= 0 for v in values]
     drawn = axes.barh(
         [shortened(name, 40) for name in names],
         values,
-        xerr=widths if any(widths) else None,
+        xerr=bars,
         capsize=2,
         color=["#9ecae1" if good else "#fdd0a2" for good in better],
         edgecolor="black",
@@ -53,12 +50,10 @@ def block_importance(results: Results) -> Figure | None:
     axes.invert_yaxis()
     unit = results.unit(results.metric)
     axes.set_xlabel(f"change of {results.metric}{f' [{unit}]' if unit else ''} by merging the block")
-    how = _MODES.get(results.mode or "", "by merging the block")
-    title(
-        axes,
-        results,
-        f"{results.metric} {how}; hatched: it hurts" if not all(better) else f"{results.metric} {how}",
-    )
+    how = f"{results.metric} {MODES.get(results.mode or '', 'by merging the block')}"
+    hurts = "" if all(better) else "; hatched: it hurts"
+    over = f"\n95 % intervals over {covered(results)}" if bars else ""
+    title(axes, results, f"{how}{hurts}{over}")
     return figure
 
 
@@ -99,7 +94,7 @@ def block_weights(results: Results) -> Figure | None:
 
 def _row_name(results: Results, setting: Setting) -> str:
     """The name of a setting; in a block ablation, the block that it leaves out or merges alone."""
-    if results.mode not in _MODES:
+    if results.mode not in MODES:
         return setting.name
     return ", ".join(f"{results.heading(key)}: {results.cell(setting, key)}" for key in results.keys)
 
@@ -121,27 +116,3 @@ def block_values(weights: Mapping[str, Mapping[str, float]], name: str) -> Figur
     panels[-1].set_xlabel("block")
     panels[0].set_title(f"{shortened(name, 70)}\nvalue of each block", fontsize="medium")
     return figure
-
-
-def block_effects(results: Results) -> dict[str, Estimate]:
-    """The change of the main metric by each block, in the order of the points.
-
-    A point is compared with the undisturbed point of the same seed and other settings, whose effects cancel.
-    """
-    if results.mode not in _MODES:
-        return {}
-    others = [key for key in results.swept if key != BLOCK_KEY]
-    whole, apart = {}, list[tuple[str, tuple[Value, ...], float]]()
-    for record in results.finished:
-        setting = tuple(results.value(record, key) for key in others)
-        measured = record.metrics.get(str(results.metric), math.nan)
-        if block := results.text(record, BLOCK_KEY):
-            apart.append((block, setting, measured))
-        else:
-            whole[setting] = measured
-    sign = 1 if results.mode == "only_one_block" else -1
-    changes: dict[str, list[float]] = {}
-    for block, setting, measured in apart:
-        if setting in whole:
-            changes.setdefault(block, []).append(sign * (measured - whole[setting]))
-    return {block: Estimate.of(values) for block, values in changes.items()}

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mecha_exp.report.figures.style import COLOURS, MARKERS, legend, metric_label, new_figure
+from mecha_exp.report.figures.style import (
+    COLOURS,
+    MARKERS,
+    ends,
+    interval_note,
+    is_last,
+    legend,
+    lengths,
+    metric_label,
+    new_figure,
+    reference_lines,
+)
+from mecha_exp.report.intervals import of_settings
 from mecha_exp.report.results import Results
-from mecha_exp.report.settings import Setting
+from mecha_exp.report.settings import Estimate, Setting
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.values import is_numeric
 
@@ -29,9 +42,8 @@ def distances(results: Results) -> Figure | None:
     rows = math.ceil(len(inputs) / columns)
     figure, panels = new_figure(7 if columns == 1 else 8.5, 1 + 3.2 * rows, rows, columns)
     key = _grouping(results)
-    groups = 0
+    groups = [_scatter(axes, results, name, key) for axes, name in zip(panels, inputs, strict=False)]
     for axes, name in zip(panels, inputs, strict=False):
-        groups = _scatter(axes, results, name, key)
         axes.set_xlabel(f"distance to {shortened(name, 24)}")
         axes.grid(alpha=0.3)
         axes.locator_params(axis="x", nbins=6)
@@ -39,24 +51,31 @@ def distances(results: Results) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(metric_label(results))
-    what = "distance as a fraction of the input's norm" + (
-        "; means over replicates" if results.has_replicates else ""
-    )
-    figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
-    if key and groups > 1:
-        legend(panels[0], results.heading(key), 99)
+    what = "distance as a fraction of the input's norm"
+    note = interval_note(results, of_settings(results).values())
+    lines = filter(None, [shortened(results.title, 70), what, note])
+    figure.suptitle("\n".join(lines), fontsize="medium")
+    if key and max(groups) > 1:
+        legend(panels[groups.index(max(groups))], results.heading(key), 99)
     return figure
 
 
 def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
     groups: dict[str, list[tuple[float, float]]] = {}
+    drawn: list[tuple[float, Estimate]] = []
+    estimates = of_settings(results)
     for setting in results.settings:
         point = _point(setting, results, name)
         if all(map(math.isfinite, point)):
             label = results.cell(setting, key) if key else ""
             groups.setdefault(label, []).append(point)
+            drawn.append((point[0], estimates[setting.name]))
     crowded = len(results.settings) > 60
-    for number, (label, points) in enumerate(groups.items()):
+    _whiskers(axes, results, drawn, faint=crowded)
+    labels = [results.cell(setting, key) if key else "" for setting in results.settings]
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    for label, points in groups.items():
+        number = numbers[label]
         axes.scatter(
             [x for x, _ in points],
             [y for _, y in points],
@@ -74,6 +93,17 @@ def _scatter(axes: Axes, results: Results, name: str, key: str | None) -> int:
         axes.annotate("best", point, (0, 11), textcoords="offset points", ha="center", fontsize="small")
         axes.margins(y=0.15)
     return len(groups)
+
+
+def _whiskers(axes: Axes, results: Results, drawn: Sequence[tuple[float, Estimate]], *, faint: bool) -> None:
+    """Draw the intervals of settings behind their marks, and the base and the best input as lines."""
+    estimates = [estimate for _, estimate in drawn]
+    if bars := lengths(estimates):
+        across, means = [x for x, _ in drawn], [estimate.mean for estimate in estimates]
+        alpha = 0.25 if faint else 0.7
+        axes.errorbar(across, means, bars, fmt="none", ecolor="grey", elinewidth=1, alpha=alpha, zorder=0)
+    if drawn:
+        reference_lines(axes, results, ends(estimates), named=is_last(axes))
 
 
 def _point(setting: Setting, results: Results, name: str) -> tuple[float, float]:

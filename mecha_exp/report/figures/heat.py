@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.numbers import is_number
-from mecha_exp.report.figures.style import COLOUR_MAP, metric_label, new_figure, title, value_axis
+from mecha_exp.report.figures.style import (
+    COLOUR_MAP,
+    ends,
+    interval_note,
+    metric_label,
+    new_figure,
+    title,
+    usual_width,
+    value_axis,
+)
+from mecha_exp.report.intervals import base_of, best_input, of_inputs, of_settings
 from mecha_exp.report.results import MISSING, Results
-from mecha_exp.report.table import distinct
+from mecha_exp.report.settings import Estimate
+from mecha_exp.report.table import distinct, estimate_text, shortened
 from mecha_exp.runs.values import Value, as_text, is_numeric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MAX_WITH_INTERVALS = 8  # columns or rows up to which each cell shows its interval
+_TINY = 5.5
 _MAX_LABELLED = 14  # columns or rows up to which each cell shows its value
 _SPARSE = 0.34  # below this fraction of cells with a value, points are drawn instead
 _MAX_VALUES = 40  # points up to which each shows its value
@@ -24,15 +37,21 @@ _CELL_WIDTH, _CELL_HEIGHT = 0.62, 0.42  # inches
 
 
 def heat_map(results: Results) -> Figure | None:
-    """Draw a cell for each setting, coloured by its mean; the best one is framed."""
+    """Draw a cell for each setting, coloured by its mean; the best one is framed.
+
+    Where there is room, a cell has its interval below its mean.
+    """
     import numpy as np
 
     x_key, y_key = _two_keys(results)
     xs, ys = _values(results, x_key), _values(results, y_key)
     grid = np.full((len(ys), len(xs)), np.nan)
+    cells: dict[tuple[int, int], Estimate] = {}
+    estimates = of_settings(results)
     for setting in results.settings:
-        mean = setting.estimate(results.metric).mean
-        grid[ys.index(setting.values[y_key]), xs.index(setting.values[x_key])] = mean
+        place = ys.index(setting.values[y_key]), xs.index(setting.values[x_key])
+        cells[place] = estimates[setting.name]
+        grid[place] = cells[place].mean
     if np.isnan(grid).all():
         return None
     if len(results.settings) < _SPARSE * grid.size and all(is_number(v) for v in (*xs, *ys)):
@@ -44,13 +63,34 @@ def heat_map(results: Results) -> Figure | None:
     if is_numeric(ys):
         axes.invert_yaxis()  # numbers grow upwards, words are read downwards
     if max(grid.shape) <= _MAX_LABELLED:
-        _write_values(axes, grid)
+        _write_values(axes, grid, cells)
     if best := results.best_setting:
         _frame(axes, xs.index(best.values[x_key]), ys.index(best.values[y_key]))
     _label(axes, x_key, y_key, xs, ys)
-    figure.colorbar(image, ax=axes, label=metric_label(results))
-    title(axes, results, "mean over seeds" if results.has_replicates else "")
+    _inputs_on(figure.colorbar(image, ax=axes, label=metric_label(results)), results, grid)
+    title(axes, results, _width_note(results, estimates.values()))
     return figure
+
+
+def _width_note(results: Results, estimates: Iterable[Estimate]) -> str:
+    """How long intervals are, and over what; then the inputs that matter, with their intervals."""
+    estimates = list(estimates)
+    note = interval_note(results, estimates).replace("95 % intervals", usual_width(estimates), 1)
+    inputs = of_inputs(results)
+    names = dict.fromkeys(name for name in (base_of(results), best_input(results)) if name in inputs)
+    shown = [f"{shortened(str(name), 20)} {estimate_text(inputs[str(name)])}" for name in names]
+    return "\n".join(filter(None, [note, "; ".join(shown)]))
+
+
+def _inputs_on(bar: Any, results: Results, grid: Any) -> None:
+    """Draw the base and the best input as lines on a bar of colours, where they lie within it."""
+    import numpy as np
+
+    inputs = of_inputs(results)
+    for name in dict.fromkeys((base_of(results), best_input(results))):
+        if name in inputs and np.nanmin(grid) <= inputs[name].mean <= np.nanmax(grid):
+            bar.ax.axhline(inputs[name].mean, color="white", linewidth=3)
+            bar.ax.axhline(inputs[name].mean, color="black", linewidth=1, linestyle=(0, (2, 2)))
 
 
 def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
@@ -78,13 +118,9 @@ def _scattered(results: Results, x_key: str, y_key: str) -> Figure:
     axes.grid(alpha=0.3)
     axes.set_xlabel(x_key)
     axes.set_ylabel(y_key)
-    figure.colorbar(drawn, ax=axes, label=metric_label(results))
-    title(
-        axes,
-        results,
-        "the larger the dot, the higher the value"
-        + ("; means over replicates" if results.has_replicates else ""),
-    )
+    _inputs_on(figure.colorbar(drawn, ax=axes, label=metric_label(results)), results, means)
+    note = _width_note(results, of_settings(results).values())
+    title(axes, results, "\n".join(filter(None, ["the larger the dot, the higher the value", note])))
     return figure
 
 
@@ -117,17 +153,24 @@ def _values(results: Results, key: str) -> list[Value]:
     return [*([None] if None in values else []), *numbers]
 
 
-def _write_values(axes: Axes, grid: Any) -> None:
+def _write_values(axes: Axes, grid: Any, cells: Mapping[tuple[int, int], Estimate]) -> None:
     import numpy as np
 
     low, high = np.nanmin(grid), np.nanmax(grid)
-    write = _as_digits(low, high)
+    roomy = max(grid.shape) <= _MAX_WITH_INTERVALS
+    shown = ends(cells.values())
+    write = _as_digits(min(shown), max(shown)) if roomy else _as_digits(low, high)
     for (row, column), value in np.ndenumerate(grid):
         if np.isnan(value):
             axes.text(column, row, "–", ha="center", va="center", color="dimgrey")
             continue
         shade = "black" if value > (low + high) / 2 else "white"
-        axes.text(column, row, write(value), ha="center", va="center", color=shade, fontsize="small")
+        bottom, top = cells[row, column].bounds if roomy else (math.nan, math.nan)
+        align = "center" if math.isnan(bottom) else "bottom"
+        axes.text(column, row, write(value), ha="center", va=align, color=shade, fontsize="small")
+        if bottom == bottom:
+            text = f"{write(bottom)}–{write(top)}"
+            axes.text(column, row, text, ha="center", va="top", color=shade, fontsize=_TINY)
 
 
 def _as_digits(low: float, high: float) -> Callable[[float], str]:

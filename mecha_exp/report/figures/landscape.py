@@ -1,4 +1,4 @@
-"""The landscape of a search: its metric over each key, and over the two keys that decide most."""
+"""The progress and the landscape of a search: its metric over trials, each key, and two keys together."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mecha_exp.errors import counted
 from mecha_exp.report.figures.style import (
     COLOUR_MAP,
     COLOURS,
     SMALL,
+    ends,
+    interval_note,
+    is_last,
+    lengths,
     metric_label,
     new_figure,
+    reference_lines,
     title,
+    usual_width,
     value_axis,
 )
+from mecha_exp.report.intervals import of_settings
 from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.search.importance import importances_of
+from mecha_exp.report.search.progress import best_so_far, trials_of
 from mecha_exp.report.settings import Setting
 from mecha_exp.report.table import distinct, shortened
 from mecha_exp.runs.values import as_text, is_numeric
@@ -63,7 +72,9 @@ def slices(results: Results) -> Figure | None:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(metric_label(results), fontsize=SMALL)
-    figure.suptitle(f"{shortened(results.title, 70)}\nthe darker, the later", fontsize="medium")
+    note = interval_note(results, of_settings(results).values())
+    what = "; ".join(filter(None, ["the darker, the later", note]))
+    figure.suptitle(f"{shortened(results.title, 70)}\n{what}", fontsize="medium")
     return figure
 
 
@@ -80,7 +91,11 @@ def _slice(axes: Axes, results: Results, settings: list[Setting], key: str) -> N
         axes.set_xticks(
             range(len(words)), distinct([as_text(w) or MISSING for w in words], 16), fontsize=SMALL
         )
-    order = [n for n, _ in having]
+    order, by_name = [n for n, _ in having], of_settings(results)
+    estimates = [by_name[s.name] for _, s in having]
+    if bars := lengths(estimates):
+        axes.errorbar(across, heights, bars, fmt="none", ecolor="grey", elinewidth=0.8, alpha=0.4, zorder=0)
+    reference_lines(axes, results, ends(estimates), named=is_last(axes))
     axes.scatter(across, heights, s=18, c=order, cmap=f"{COLOUR_MAP}_r", edgecolors="dimgrey", linewidths=0.4)
     axes.set_xlabel(shortened(key, 28))
     axes.grid(alpha=0.3)
@@ -116,7 +131,9 @@ def contours(results: Results) -> Figure | None:
     axes.set_xlabel(keys[0])
     axes.set_ylabel(keys[1])
     figure.colorbar(surface, ax=axes, label=metric_label(results))
-    title(axes, results, "linear between the settings, whatever their other keys are")
+    width = usual_width(of_settings(results).values())
+    what = "linear between the settings, whatever their other keys are"
+    title(axes, results, "\n".join(filter(None, [what, width and f"{width} at each"])))
     return figure
 
 
@@ -152,3 +169,37 @@ def _keys(results: Results) -> list[str]:
     """The keys that vary, the most important first."""
     importances = importances_of(results)
     return [*importances.shares] if importances else results.varied_keys(results.measured)
+
+
+def search_progress(results: Results) -> Figure | None:
+    """Draw each trial over its number, and the best so far with its 95 % interval where there is one."""
+    trials = trials_of(results)
+    if not trials or not results.judged:
+        return None
+    best = best_so_far(results, trials)
+    numbers, heights = [n for n, _, _ in trials], [value for _, _, value in best]
+    figure, (axes,) = new_figure()
+    by_name = of_settings(results)
+    estimates = [by_name[name] for _, name, _ in trials]
+    if bars := lengths(estimates):
+        means = [value for _, _, value in trials]
+        axes.errorbar(numbers, means, bars, fmt="none", ecolor="grey", elinewidth=0.7, alpha=0.35, zorder=0)
+    axes.scatter(numbers, [value for _, _, value in trials], s=16, facecolors="none", edgecolors="dimgrey")
+    axes.plot(numbers, heights, drawstyle="steps-post", color=COLOURS[0], linewidth=2, label="best so far")
+    bounds = [by_name[name].bounds for _, name, _ in best]
+    if any(low == low for low, _ in bounds):
+        low, high = zip(*bounds, strict=True)
+        axes.fill_between(
+            numbers, low, high, step="post", color=COLOURS[0], alpha=0.15, label="its 95 % interval"
+        )
+    reference_lines(axes, results, ends(estimates))
+    axes.set_xlabel("trial")
+    axes.set_ylabel(metric_label(results))
+    axes.locator_params(axis="x", integer=True)
+    axes.legend(loc="best", frameon=False, fontsize="small")
+    title(
+        axes,
+        results,
+        f"{counted(len(trials), 'trial')}; the interval is not corrected for having chosen the best",
+    )
+    return figure

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mecha_exp.report.figures.style import COLOUR_MAP, metric_label, new_figure, title
+from mecha_exp.report.figures.style import (
+    COLOUR_MAP,
+    ends,
+    interval_note,
+    metric_label,
+    new_figure,
+    title,
+)
+from mecha_exp.report.intervals import base_of, best_input, of_inputs, of_settings
 from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import shortened
 from mecha_exp.runs.values import Value, as_text, is_numeric
 
@@ -33,8 +42,13 @@ def parallel_coordinates(results: Results) -> Figure | None:
     if not ranked or len(keys) < 2:
         return None
     ranked, count = ranked[:_MAX_LINES], len(ranked)
-    means = [s.estimate(results.metric).mean for s in ranked]
-    scales = [*(_Scale([s.values[key] for s in ranked]) for key in keys), _Scale(means, rounded=True)]
+    by_name = of_settings(results)
+    estimates = [by_name[s.name] for s in ranked]
+    means = [estimate.mean for estimate in estimates]
+    inputs = of_inputs(results)
+    near = {name: inputs[name] for name in (base_of(results), best_input(results)) if name in inputs}
+    last = _Scale(ends([*estimates, *near.values()]), rounded=True)
+    scales = [*(_Scale([s.values[key] for s in ranked]) for key in keys), last]
     rows = [(*(s.values[key] for key in keys), mean) for s, mean in zip(ranked, means, strict=True)]
     lines = [[scale.position(value) for scale, value in zip(scales, row, strict=True)] for row in rows]
     figure, (axes,) = new_figure(width=min(14.0, max(7.0, 1.7 * len(scales))))
@@ -52,9 +66,29 @@ def parallel_coordinates(results: Results) -> Figure | None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False, fontsize="small")
     labels = [*(shortened(key, 18) for key in keys), metric_label(results).replace(" [", "\n[")]
     _axes_of_keys(axes, labels, scales)
+    _whiskers(axes, len(keys), last, estimates, near)
     shown = f"{count} settings" if count == len(ranked) else f"the best {len(ranked):,} of {count:,} settings"
-    title(axes, results, shown + (", means over replicates" if results.has_replicates else ""))
+    title(axes, results, "\n".join(filter(None, [shown, interval_note(results, estimates)])))
     return figure
+
+
+def _whiskers(
+    axes: Axes, place: int, scale: _Scale, estimates: Sequence[Estimate], inputs: Mapping[str, Estimate]
+) -> None:
+    """Draw intervals beside the axis of the metric: those of the settings, the best one's in black."""
+    for number, estimate in reversed([*enumerate(estimates)]):
+        low, high = estimate.bounds
+        if low == low:
+            colour, alpha, width = ("grey", 0.15, 1.0) if number else ("black", 1.0, 2.5)
+            ends_of_it = [scale.position(low), scale.position(high)]
+            axes.plot([place + 0.02] * 2, ends_of_it, color=colour, alpha=alpha, linewidth=width)
+    for name, estimate in inputs.items():
+        at = scale.position(estimate.mean)
+        axes.plot([place - 0.03, place + 0.03], [at, at], color="dimgrey", linewidth=1.5)
+        axes.annotate(
+            shortened(name, 14), (place, at), (-6, 0), textcoords="offset points", ha="right", va="center",
+            fontsize="small", color="dimgrey", bbox=_ON_WHITE,
+        )  # fmt: skip
 
 
 class _Scale:

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const count = data.names.length;
 const main = data.metrics[0];
 const rows = new Map([...document.querySelectorAll("#results tr[data-setting]")].map(row => [Number(row.dataset.setting), row]));
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A"]; // Okabe and Ito
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 const SYMBOLS = ["circle", "square", "diamond", "triangle-down", "triangle-up", "pentagon", "star", "cross"];
 const MOST_STEPS = 40; // of a line
 const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
@@ -17,12 +17,13 @@ const varied = column => new Set(column.values.filter(v => v !== null)).size + c
 const shade = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const title = column => column === main && data.unit ? `${column.name} [${data.unit}]` : column.name;
 
+const withInterval = (metric, i) => shown(metric.values[i]) + (metric.intervals?.[i] ? ` [${metric.intervals[i].map(shown).join(", ")}]` : "");
+
 // What is known of a setting: as pairs of words, and as plotly's text.
 const compared = new Map((data.forest?.rows ?? []).map(row => [row.setting, row]));
 const facts = i => {
   const pairs = data.keys.map(key => [key.name, key.numeric ? shown(key.values[i]) : key.values[i] ?? "–"]);
-  const interval = data.intervals[i] ? ` [${data.intervals[i].map(shown).join(", ")}]` : "";
-  pairs.push([main.name, shown(main.values[i]) + interval]);
+  pairs.push([main.name, withInterval(main, i)]);
   const row = compared.get(i);
   if (row) {
     pairs.push([`less ${data.forest.against}`, `${shown(row.difference)} [${shown(row.low)}, ${shown(row.high)}] on ${row.split}`]);
@@ -39,7 +40,7 @@ const select = i => {
   panel.hidden = i === null;
   if (i === null) return;
   const list = make("dl");
-  const others = data.metrics.slice(1).filter(metric => metric.values[i] !== null).map(metric => [metric.name, shown(metric.values[i])]);
+  const others = data.metrics.slice(1).filter(metric => metric.values[i] !== null).map(metric => [metric.name, withInterval(metric, i)]);
   [...facts(i), ...others].forEach(([name, text]) => list.append(make("dt", name), make("dd", text)));
   const commands = data.points[i].filter(([, signature]) => signature);
   const code = make("pre", commands.map(([name, signature]) =>
@@ -150,36 +151,40 @@ const drawCurves = box => {
     const name = lines.values[i] ?? "–";
     groups.set(name, [...(groups.get(name) ?? []), i]);
   }
+  const colours = DARK.matches ? data.coloursOnBlack : data.colours;
   const sign = data.better === "less" ? -1 : 1;
   const traces = [...groups].flatMap(([name, members], n) => {
-    const colour = COLOURS[n % COLOURS.length], best = new Map();
+    const colour = colours[n % colours.length], best = new Map();
     members.forEach(i => {
       const other = best.get(key.values[i]);
       if (other === undefined || sign * metric.values[i] > sign * metric.values[other]) best.set(key.values[i], i);
     });
     const path = [...best.values()].sort((a, b) => key.values[a] - key.values[b]);
-    const spread = i => metric === main && members.length <= 40 ? data.intervals[i] : null;
+    const spread = i => metric.intervals?.[i];
     const marks = {
       type: "scatter", mode: "markers", name: plain(cut(String(name))), legendgroup: String(n), customdata: members,
       x: members.map(i => key.values[i]), y: members.map(i => metric.values[i]), hoverinfo: "text", hovertext: members.map(tip),
       marker: { color: colour, symbol: SYMBOLS[n % SYMBOLS.length], size: 8 }, showlegend: groups.size > 1,
     };
-    if (members.some(spread)) marks.error_y = { type: "data", symmetric: false, thickness: 1, width: 2, color: colour,
+    if (members.some(spread)) marks.error_y = { type: "data", symmetric: false, thickness: 1, width: 2,
+      color: members.length > 40 ? shade("--line") : colour,
       array: members.map(i => spread(i) ? spread(i)[1] - metric.values[i] : 0),
       arrayminus: members.map(i => spread(i) ? metric.values[i] - spread(i)[0] : 0) };
     if (path.length > MOST_STEPS) return [marks]; // of drawn values a line would say nothing
     return [{ type: "scatter", mode: "lines", x: path.map(i => key.values[i]), y: path.map(i => metric.values[i]), hoverinfo: "skip",
       legendgroup: String(n), showlegend: false, line: { color: colour, width: 2 } }, marks];
   });
-  const inputs = metric === main ? Object.entries(data.inputs).filter(([, y]) => y !== null) : [];
+  const inputs = metric === main ? data.inputs.filter(({ value }) => value !== null) : [];
   const ys = metric.values.filter(y => y !== null), low = Math.min(...ys), high = Math.max(...ys), reach = 0.6 * (high - low || 1);
-  const near = inputs.filter(([, y]) => y >= low - reach && y <= high + reach);
+  const near = inputs.filter(({ value: y, always }) => always || y >= low - reach && y <= high + reach);
   const xs = key.values.filter(x => x !== null), log = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) >= 20;
   return Plotly.react(box, traces, layout({
     height: 440, xaxis: axis({ title: { text: plain(key.name) }, type: log ? "log" : "linear", zeroline: false }),
     yaxis: axis({ title: { text: plain(title(metric)) }, zeroline: false }), legend: { title: { text: plain(lines.name) } },
-    shapes: near.map(([, y]) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: shade("--dim"), width: 1, dash: "dot" } })),
-    annotations: near.map(([name, y]) => ({ xref: "paper", x: 1, y, xanchor: "right", yanchor: "bottom", showarrow: false, text: plain(cut(name, 20)), font: { size: 11, color: shade("--dim") } })),
+    shapes: [...near.filter(({ interval, always }) => always && interval).map(({ interval: [y0, y1] }) => ({ type: "rect", xref: "paper", x0: 0, x1: 1, y0, y1,
+      fillcolor: shade("--dim"), opacity: 0.12, line: { width: 0 }, layer: "below" })),
+    ...near.map(({ value: y }) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: shade("--dim"), width: 1, dash: "dot" } }))],
+    annotations: near.map(({ name, value: y }) => ({ xref: "paper", x: 1, y, xanchor: "right", yanchor: "bottom", showarrow: false, text: plain(cut(name, 20)), font: { size: 11, color: shade("--dim") } })),
   }), CONFIG);
 };
 
@@ -273,4 +278,4 @@ const seen = new IntersectionObserver(entries => entries.filter(entry => entry.i
 filter();
 addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => // what can be read is painted first
   document.querySelectorAll("figure[data-chart]").forEach(figure => seen.observe(figure)))));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Object.values(charts).forEach(chart => chart.redraw?.()));
+DARK.addEventListener("change", () => Object.values(charts).forEach(chart => chart.redraw?.()));

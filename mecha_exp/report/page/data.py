@@ -11,8 +11,10 @@ from importlib import resources
 from typing import Any
 
 from mecha_exp.report.figures.forest import MAX_ROWS
+from mecha_exp.report.figures.style import COLOURS, COLOURS_ON_BLACK
+from mecha_exp.report.intervals import base_of, best_input, of_inputs, of_settings
 from mecha_exp.report.results import METHOD_KEYS, Results
-from mecha_exp.report.settings import Setting
+from mecha_exp.report.settings import Estimate, Setting
 from mecha_exp.report.table import distinct
 from mecha_exp.runs.values import Value, as_text, is_numeric
 
@@ -25,8 +27,9 @@ def page_data(results: Results) -> dict[str, Any] | None:
 
     Returns:
         `metric`, `unit`, `better` ("more", "less" or null), `names`, `points` (name and signature of each), a
-        column for each swept key and each shown metric, the `intervals` of the main metric, `forest` (null
-        without a verdict) and the `inputs`. None where there are not two settings with a value to compare.
+        column for each swept key and each shown metric (with its `intervals`), `forest` (null without a
+        verdict), the `inputs` and the colours of lines. None where there are not two settings
+        with a value to compare.
     """
     settings = results.ranked
     if len(results.measured) < 2:
@@ -40,14 +43,11 @@ def page_data(results: Results) -> dict[str, Any] | None:
         "points": [_points(setting) for setting in settings],
         "keys": [_key(results, key, settings) for key in results.keys],
         "method": next((n for n, key in enumerate(results.keys) if key in METHOD_KEYS), None),
-        "metrics": [_metric(metric, settings) for metric in _columns(results)],
-        "intervals": [_interval(setting, results) for setting in settings],
+        "metrics": [_metric(results, metric, settings) for metric in _columns(results)],
         "forest": _forest(results),
-        "inputs": {
-            name: _number(measured[results.metric])
-            for name, measured in results.references.items()
-            if results.metric in measured
-        },
+        "inputs": _inputs(results),
+        "colours": COLOURS,
+        "coloursOnBlack": COLOURS_ON_BLACK,
     }
 
 
@@ -90,20 +90,28 @@ def _cell(value: Value, numeric: bool) -> float | str | None:
     return None if value is None else as_text(value)
 
 
-def _metric(metric: str, settings: Sequence[Setting]) -> dict[str, Any]:
-    return {"name": metric, "values": [_number(setting.estimate(metric).mean) for setting in settings]}
+def _metric(results: Results, metric: str, settings: Sequence[Setting]) -> dict[str, Any]:
+    """The values of a metric, and its intervals where some setting has one."""
+    by_name = of_settings(results, metric)
+    estimates = [by_name[setting.name] for setting in settings]
+    column = {"name": metric, "values": [_number(estimate.mean) for estimate in estimates]}
+    bounds = [_interval(estimate) for estimate in estimates]
+    return {**column, "intervals": bounds} if any(bounds) else column
 
 
-def _interval(setting: Setting, results: Results) -> list[float | None] | None:
-    """The 95 % interval of the main metric: the verdict's, or else over replicates."""
-    if results.verdict is not None:
-        score = results.verdict.score(setting.name, results.verdict.selected_on)
-        if score is not None and math.isfinite(score.overall.low):
-            return [_number(end) for end in score.overall.ci95]
-    estimate = setting.estimate(results.metric)
-    if estimate.half_width is None:
-        return None
-    return [_number(estimate.mean - estimate.half_width), _number(estimate.mean + estimate.half_width)]
+def _interval(estimate: Estimate) -> list[float | None] | None:
+    """The ends of a 95 % interval; null without one."""
+    low, high = estimate.bounds
+    return [_number(low), _number(high)] if math.isfinite(low) else None
+
+
+def _inputs(results: Results) -> list[dict[str, Any]]:
+    """The inputs with the main metric; the base and the best one are `always` drawn."""
+    always = {base_of(results), best_input(results)}
+    return [
+        {"name": name, "value": _number(e.mean), "interval": _interval(e), "always": name in always}
+        for name, e in of_inputs(results).items()
+    ]
 
 
 def _forest(results: Results) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.report.figures import FOREST_FILE, Picture
+from mecha_exp.report.intervals import best_input, of_inputs
 from mecha_exp.report.notes import notes_of
 from mecha_exp.report.page.data import has_curves, page_data, plotly_packed
 from mecha_exp.report.page.links import links_to_files
@@ -134,14 +135,9 @@ def _best_setting(results: Results) -> dict[str, str] | None:
 
 
 def _best_input(results: Results) -> dict[str, str] | None:
-    """The name and the value of the input with the best main metric, if one has a finite one."""
-    values = {n: v.get(str(results.metric), math.nan) for n, v in results.references.items()}
-    measured = {name: value for name, value in values.items() if math.isfinite(value)}
-    if not measured:
-        return None
-    choose = min if results.minimized else max
-    name = choose(measured, key=measured.__getitem__)
-    return {"name": name, "value": f"{measured[name]:.4g}"}
+    """The name and the value of the input with the best main metric, if one was measured."""
+    name = best_input(results)
+    return None if name is None else {"name": name, "value": estimate_text(of_inputs(results)[name])}
 
 
 def _embedded(picture: Picture) -> dict[str, str]:

@@ -29,7 +29,7 @@ def task_table(results: Results) -> dict[str, Any] | None:
     methods = [score for score in scores if score.point in chosen]
     inputs = [score for score in scores if score.recipe is None]
     tasks: list[str | None] = [*(methods[0].tasks if methods else {})]
-    tasks = [*tasks, None] if len(tasks) > 1 else [None]
+    tasks = [None, *tasks] if len(tasks) > 1 else [None]
     rows = [(kind, s) for kind, group in (("point", methods), ("reference", inputs)) for s in group]
     return {
         "headings": ["method", *(task or str(verdict.metric) for task in tasks)],

@@ -17,7 +17,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.report import Results, terminal_table, terminal_tables, write_all
 from mecha_exp.report.export import write_csv, write_parquet
 from mecha_exp.report.figures import draw_figures
-from mecha_exp.report.figures.search import search_progress
+from mecha_exp.report.figures.landscape import search_progress
 from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import distinct, estimate_text
 from mecha_exp.runs.record import FAILED, Record, load_all
@@ -222,6 +222,21 @@ def test_a_narrow_terminal_shows_fewer_metrics_and_keeps_the_main_one():
     assert max(map(len, text.splitlines())) <= 50
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_a_table_over_many_keys_keeps_the_column_of_the_main_metric(width: int):
+    keys = [f"blocks.convolution_{n}" for n in range(7)]
+    points = [record(0.5 + n / 10, **{key: f"0.{n}{k}" for k, key in enumerate(keys)}) for n in range(3)]
+
+    lines = shown(Results("search", keys, points), width).splitlines()
+
+    (best,) = [line for line in lines if "*" in line]
+    assert "0.7000 *" in best and any("accuracy" in line for line in lines)
+    assert max(map(len, lines)) <= width
+    hidden = 7 - " ".join(lines).count("blocks.")
+    assert hidden == 0 or any("more column" in line for line in lines)
+    assert any(line.strip().startswith("base") and "0.4000" in line for line in lines)
+
+
 def test_long_values_keep_what_tells_them_apart():
     paths = ["[/data/models/first.safetensors]", "[/data/models/second.safetensors]"]
 
@@ -419,7 +434,7 @@ def test_the_intervals_of_two_lines_do_not_cover_each_other():
 
 
 def test_a_block_that_hurts_has_another_sign():
-    from mecha_exp.report.figures.blocks import block_effects
+    from mecha_exp.report.why.ablation import block_effects
 
     effects = {block: round(estimate.mean, 3) for block, estimate in block_effects(BLOCKS).items()}
 
@@ -427,7 +442,7 @@ def test_a_block_that_hurts_has_another_sign():
 
 
 def test_a_block_is_compared_with_the_whole_of_its_own_seed():
-    from mecha_exp.report.figures.blocks import block_effects
+    from mecha_exp.report.why.ablation import block_effects
 
     points = [record(0.5 + s, seed=s) for s in (1, 2, 3)]
     points += [record(0.6 + s, seed=s, block="b0") for s in (1, 2, 3)]

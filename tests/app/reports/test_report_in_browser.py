@@ -116,6 +116,21 @@ def test_a_selected_setting_has_its_numbers_and_its_command(browser: Browser):
 
 
 @pytest.mark.heavy
+def test_the_curves_have_intervals_and_their_axis_the_base(browser: Browser):
+    browser.run("const metric = document.querySelector('figure[data-chart=curves] select'); metric.value = 0;"
+                "metric.dispatchEvent(new Event('change'))")  # fmt: skip
+
+    low, high = browser.run("charts.curves.box._fullLayout.yaxis.range")
+    ends = browser.run("data.metrics[0].intervals.flat()")
+    names = browser.run("charts.curves.box.layout.annotations.map(a => a.text)")
+    bars = browser.run(
+        "charts.curves.box.data.flatMap(t => t.error_y?.array ?? []).filter(v => v > 0).length"
+    )
+    assert low <= min(*ends, 0.4) and max(ends) <= high
+    assert names == ["base"] and bars == 12
+
+
+@pytest.mark.heavy
 def test_another_metric_and_key_draw_the_curves_again(browser: Browser):
     browser.run("const list = document.querySelector('figure[data-chart=curves] select'); list.value = 1;"
                 "list.dispatchEvent(new Event('change'))")  # fmt: skip

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from sweep_folders import NONE, overrides, records, rows, sweep_of
 
 from mecha_exp.lab import points as lab
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.export import columns
 from mecha_exp.report.figures import draw_figures
+from mecha_exp.report.intervals import intervals
 from mecha_exp.report.sweep_results import results_of
-from mecha_exp.report.verdict import concluded_results, intervals
 from mecha_exp.runs.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("no_figures")

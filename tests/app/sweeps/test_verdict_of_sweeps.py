@@ -15,10 +15,11 @@ from sweep_folders import sweep_of
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.outcomes import Outcomes
-from mecha_exp.report import verdict as verdict_of_sweeps
+from mecha_exp.report import conclusion as conclusions
+from mecha_exp.report.intervals import intervals
 from mecha_exp.report.results import Results
 from mecha_exp.report.table import terminal_tables
-from mecha_exp.report.verdict import conclusion, footnotes, intervals, verdict_of, write_verdict
+from mecha_exp.report.verdict import conclusion, footnotes, verdict_of, write_verdict
 from mecha_exp.report.why.effects import reasons_of
 from mecha_exp.runs.outcomes import INPUT, POINT, ModelOutcomes
 from mecha_exp.runs.record import Record
@@ -218,8 +219,8 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     assert written["sentence"] in " ".join(table.out.split())
     assert json.loads(app("table", "--json").out)["verdict"] == written
     latex, markdown = app("table", "--latex").out, app("table", "--markdown").out
-    assert latex.startswith(r"\begin{table}") and r"\textbf{" in latex and "task\\_arithmetic" in latex
-    assert markdown.startswith("| method | 0_3 | 4_6 | 7_9 | accuracy |") and "**" in markdown
+    assert latex.startswith(r"\begin{table}") and r"\textbf{" in latex and "Task arithmetic" in latex
+    assert markdown.startswith("| Method | 0_3 | 4_6 | 7_9 | accuracy |") and "**" in markdown
     page = (sweep_of(folder) / "report.html").read_text()
     head, _, rest = page.partition("<h2>Results</h2>")
     assert html.escape(written["sentence"], quote=True).replace("&#x27;", "&#39;") in head
@@ -264,8 +265,9 @@ def test_one_point_has_no_reasons():
 def test_a_paper_table_by_other_keys_is_refused(app: Callable, folder: Path, form: str):
     app("alpha=0.3,0.9", "output=none", "evaluator=none", "-m")
 
-    assert "needs a verdict: no evaluator says which points are better" in app("table", form).err
-    assert "--latex and --markdown show the verdict on one sweep" in app("table", form, "--by", "alpha").err
+    assert "needs a verdict, and no evaluator says which points are better" in app("table", form).err
+    refused = app("table", form, "--by", "alpha").err
+    assert "--latex and --markdown show the best setting of each method" in refused
 
 
 def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable, folder: Path):
@@ -286,7 +288,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     sweep = Sweep.load(sweep_of(folder))
     sweep.complete = False
     sweep.save(sweep_of(folder))
-    monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 1)
+    monkeypatch.setattr(conclusions, "MOST_READ", 1)
     assert "Nothing is concluded" not in app("table").out  # it has ended, with a point that failed
     (sweep_of(folder) / "outcomes.parquet").unlink()
 
@@ -295,7 +297,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     assert outcome.status == 0
     assert "Nothing is concluded: the outcomes of 2 points lie in files of their own" in outcome.out
     assert "accuracy" in outcome.out and "0.9" in outcome.out
-    monkeypatch.setattr(verdict_of_sweeps, "MOST_READ", 2)
+    monkeypatch.setattr(conclusions, "MOST_READ", 2)
     assert "Nothing is concluded" not in app("table").out
 
 

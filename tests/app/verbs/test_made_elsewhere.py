@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.page.html import write_report
-from mecha_exp.report.verdict import concluded_results
 from mecha_exp.runs.environment import are_mixed, deciding_facts, differs_from_here
 from mecha_exp.runs.record import Record
 from mecha_exp.runs.sweep import Sweep
