@@ -35,7 +35,7 @@ FIELDS = {
     "selected",
     "comparisons",
     "normalised",
-    "minimum_detectable_difference",
+    "detectable",
 }
 
 
@@ -199,11 +199,13 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
         "test",
         4,
     )
-    assert written["selected"].keys() == {"recipe", "point", "estimate", "ci95", "variance"}
+    fields = {"recipe", "point", "estimate", "ci95", "covers", "fresh", "variance"}
+    assert written["selected"].keys() == fields
     low, high = written["selected"]["ci95"]
     assert low < written["selected"]["estimate"] < high
     assert written["selected"]["recipe"] in ("task_arithmetic", "ties")
-    assert {c["against"] for c in written["comparisons"]} == {written["selected"]["point"], "base"}
+    compared_with = {written["selected"]["point"], "base", written["best_input"]}
+    assert {c["against"] for c in written["comparisons"]} == compared_with and len(compared_with) == 3
     assert written["normalised"]["experts"] == {t: f"expert_{t}" for t in ("0_3", "4_6", "7_9")}
     assert written["sentence"].startswith(f"'{written['selected']['point']}' has accuracy")
     shown = " ".join(outcome.out.split())
