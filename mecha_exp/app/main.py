@@ -11,6 +11,7 @@ from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
 from mecha_exp.app.checks.unused_settings import idle_experts
 from mecha_exp.app.command_line import CommandLine
+from mecha_exp.app.fresh import check_fresh, measure_fresh
 from mecha_exp.app.hydra.compose import Batch
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.hydra.plugins import register_with_hydra
@@ -205,6 +206,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
     point, scoring = _require_one_good_point(line, bench, _folder(line, "sweep"))
     _check_evaluations(line, scoring)
     check_race(line, scoring)
+    check_fresh(line, scoring)
     adaptive = _adaptive(line, point, scoring, title, bench)
     sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
@@ -230,6 +232,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
                 summary.mend(sweep, folder, tracking)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
             reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
+            reported = reported and (is_part or measure_fresh(line, sweep, folder, bench))
         except KeyboardInterrupt:
             interrupted = True
         finally:

@@ -16,7 +16,17 @@ from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.settings import Setting
 from mecha_exp.report.sweep_results import results_from
 from mecha_exp.runs.environment import are_mixed
-from mecha_exp.runs.outcomes import INPUT, POINT, WHOLE, ModelOutcomes, numbered, outcomes_so_far
+from mecha_exp.runs.outcomes import (
+    FRESH_FILE,
+    INPUT,
+    POINT,
+    WHOLE,
+    ModelOutcomes,
+    models_in,
+    numbered,
+    outcomes_so_far,
+    read_outcomes,
+)
 from mecha_exp.runs.record import RACE_EXAMPLES, Record, write_json
 from mecha_exp.runs.sweep import Sweep
 
@@ -47,18 +57,22 @@ def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Res
     results = results_from(sweep, records)
     read = partial(outcomes_so_far, sweep, folder, records, ended=ended, most=MOST_READ)
     if not results.objectives:
-        return replace(results, verdict=_read_and_conclude(results, read))
+        fresh = folder / FRESH_FILE
+        return replace(results, verdict=_read_and_conclude(results, read, fresh))
     alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}
     verdicts = {metric: _read_and_conclude(part, read) for metric, part in alone.items()}
     return replace(results, by_objective={m: verdict for m, verdict in verdicts.items() if verdict})
 
 
-def _read_and_conclude(results: Results, read: Callable[[], list[ModelOutcomes]]) -> Verdict | None:
+def _read_and_conclude(
+    results: Results, read: Callable[[], list[ModelOutcomes]], fresh: Path | None = None
+) -> Verdict | None:
     """The verdict; where outcomes cannot be read, one that says so and concludes nothing."""
     if not results.judged or not results.finished:
         return None
     try:
-        return verdict_of(results, read())
+        again = models_in(read_outcomes(fresh)) if fresh and fresh.is_file() else []
+        return verdict_of(results, read(), again)
     except ConfigError as error:
         from mecha_exp.verdict import Verdict
 
@@ -72,12 +86,15 @@ def _read_and_conclude(results: Results, read: Callable[[], list[ModelOutcomes]]
         )
 
 
-def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | None:
+def verdict_of(
+    results: Results, models: Sequence[ModelOutcomes], fresh: Sequence[ModelOutcomes] = ()
+) -> Verdict | None:
     """Conclude from the records of a sweep and the outcomes of its points and inputs.
 
     Args:
         results: of the sweep, by its own keys and its main metric.
         models: the outcomes, as `outcomes_of_sweep` reads them; a point is known by its number.
+        fresh: the outcomes of the chosen setting with new seeds, named `SETTING (seed=N)`.
 
     Returns:
         The verdict; None where it is not known which direction of the metric is better.
@@ -97,6 +114,7 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
         expert_of=_experts(results, inputs, base),
         splits=tuple(dict.fromkeys(splits_of(results))),
         dropped=sum(setting.dropped for setting in results.settings),
+        fresh=_fresh_candidates(results, fresh),
     )
     mixed = [_MIXED] if are_mixed(record.tags for record in results.finished) else []
     return replace(verdict, notes=(*race_notes(results), *mixed, *verdict.notes))
@@ -151,9 +169,20 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
             _of_metric(by_number.get(numbers[id(record)]), results),
             label,
             _numbers(results, record.metrics),
+            draws="seed" in record.parameters or SEED_PATH in record.parameters,
         )
         for setting in results.ranked
         for label, record in _replicates(results, setting).items()
+    ]
+
+
+def _fresh_candidates(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
+    """New replicates of a setting, by its name and their label: `alpha=0.3 (seed=7)`."""
+    from mecha_exp.verdict import Candidate
+
+    parts = [(model, *model.name.removesuffix(")").rpartition(" (")[::2]) for model in models]
+    return [
+        Candidate(name, outcomes=_of_metric(model, results), replicate=label) for model, name, label in parts
     ]
 
 

@@ -198,9 +198,12 @@ def limits_of_report(panel: Panel, split: str, base: str | None, *, separate: bo
 def limits_of_choice(chosen: str, replicates: int, *, draws: bool, several: bool) -> list[str]:
     """What limits a setting that was chosen among models that were drawn."""
     if replicates > 1 and several:
+        cure = "Measure it again with new ones."
+        if draws:
+            cure = "sweep.fresh=5 measures it again with new ones."
         return [
             f"'{chosen}' was chosen by these {replicates} replicates, which may be lucky ones: its estimate "
-            "is too good on any split. sweep.fresh=5 measures it again with new ones."
+            f"is too good on any split. {cure}"
         ]
     if draws and replicates == 1:
         return [
