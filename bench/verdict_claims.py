@@ -34,7 +34,7 @@ class Compared:
         return f"{self.points} points, {of}, {self.splits} split{'s' if self.splits > 1 else ''}{alike}"
 
     def conclude(self, random: np.random.Generator, difference: float) -> Verdict:
-        """Conclude on a sweep: the first point exceeds the second and the base by `difference`, others by half."""
+        """Conclude on a sweep: the first point exceeds the second and the base by `difference`."""
         lift = np.zeros(self.points + 1)
         lift[[1, self.points]], lift[0] = -difference / 2, difference / 2
         splits = [self._split(random, lift) for _ in range(self.splits)]
@@ -158,7 +158,7 @@ SAMPLED = [
 
 
 def held(kind: Sampled, sweeps: int) -> list[str]:
-    """How often intervals of a score, a difference and the chosen point hold the truth; whether that is noted."""
+    """How often intervals of a score, a difference and the chosen point hold, and whether few are noted."""
     random, hits, noted = np.random.default_rng(6), np.zeros(3), 0
     for _ in range(sweeps):
         verdict = conclude(

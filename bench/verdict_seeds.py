@@ -165,7 +165,7 @@ def mixed_model(panel: Panel, pairs: Integers) -> Floats:
 
 
 TESTS = {
-    "verdict": verdict,
+    "the verdict": verdict,
     "t of replicates": replicates_alone,
     "mixed model": mixed_model,
     "Satterthwaite": satterthwaite,
