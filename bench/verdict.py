@@ -196,7 +196,9 @@ def _detectable(kind: Kind, procedure: object, random: np.random.Generator) -> f
             panel = kind.draw(random, _effects(kind, smallest))
             family = _all(panel, 0)
             pairs = family.pairs[: kind.points - 1]
-            size = family.size if procedure is all_pairs else len(pairs)
+            places = np.arange(kind.points)
+            other = independent_family(panel, "test", places, 0, None)
+            size = (family if procedure is all_pairs else other).size
             shown.append(minimum_detectable_difference(panel, pairs, size, flips=FLIPS) or 0.0)
         smallest = float(np.mean(shown))
     return smallest

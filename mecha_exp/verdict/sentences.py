@@ -84,7 +84,7 @@ def _inputs(verdict: Verdict) -> list[str]:
     for name in dict.fromkeys((verdict.base, verdict.best_input)):
         what = f"'{name}'"
         if name == verdict.best_input:
-            what = f"'{name}', the best input," if name == verdict.base else f"the best input, '{name}'"
+            what = f"'{name}', the best input," if name == verdict.base else f"the best input '{name}'"
         parts += [_against(verdict, c, what) for c in verdict.chosen_against(name)]
     return parts
 
