@@ -283,7 +283,7 @@ TABLES = {
         0.5,
     ),
     "held": Table(
-        [_HELD, "score", "difference", "chosen on the same data", "noted as few"],
+        [_HELD, "score", "difference", "chosen on the same data", "noted"],
         claims.held,
         claims.SAMPLED,
     ),

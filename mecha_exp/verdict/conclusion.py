@@ -155,7 +155,11 @@ def conclude(
     eligible = question.places(panels.selection)
     notes += sentences.limits(panels.selection, eligible, direction, panels.selected_on, dropped=dropped)
     notes += sentences.limits_of_report(
-        panels.fresh or panels.reported, panels.reported_on, base, separate=panels.separate
+        panels.fresh or panels.reported,
+        panels.reported_on,
+        panels.chosen,
+        base,
+        separate=panels.separate,
     )
     notes += _limits_of_replicates(question, panels)
     if (count := len(question.places(panels.selection))) > MOST_COMPARED and len(families[-1].pairs):

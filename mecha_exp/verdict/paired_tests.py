@@ -252,15 +252,18 @@ def _column_scores(panel: Panel, setting: int) -> Floats:
     return panel.column_scores[start : start + len(panel.replicates[setting])]
 
 
-def skewness(panel: Panel, one: int, other: int) -> float:
-    """The skewness of a difference of scores under sampling of clusters: sum d^3 / (sum d^2)^1.5, centred.
+def skewness(panel: Panel, parts: Floats) -> float:
+    """The skewness of a sum of parts under sampling of clusters: sum d^3 / (sum d^2)^1.5, less the mean.
 
-    0 for 0/1 outcomes without clusters, whose test is exact whatever their differences are.
+    0 for 0/1 outcomes without clusters, whose tests and intervals are exact whatever their skewness.
+
+    Args:
+        panel: that has the clusters.
+        parts: what each cluster adds to a score or to a difference, [clusters].
     """
     if panel.binary and panel.clusters == panel.examples:
         return 0.0
-    differences = panel.contributions[:, one] - panel.contributions[:, other]
-    centred = differences - differences.sum() * panel.weights
+    centred = parts - parts.sum() * panel.weights
     square = float((centred**2).sum())
     return float((centred**3).sum()) / square**1.5 if square > 0 else 0.0
 

@@ -11,7 +11,7 @@ from mecha_exp.errors import counted
 from mecha_exp.verdict.candidates import Candidate, Direction, listed
 from mecha_exp.verdict.comparisons import Family
 from mecha_exp.verdict.paired_tests import skewness
-from mecha_exp.verdict.panel import Integers, Panel
+from mecha_exp.verdict.panel import Floats, Integers, Panel
 from mecha_exp.verdict.result import Comparison, Cost, Score, Verdict
 
 ONE_NUMBER = "One number a point: nothing here tells whether differences are chance."
@@ -168,7 +168,7 @@ def limits(
     return []
 
 
-def limits_of_report(panel: Panel, split: str, base: str | None, *, separate: bool) -> list[str]:
+def limits_of_report(panel: Panel, split: str, chosen: str, base: str | None, *, separate: bool) -> list[str]:
     """What limits the reported numbers: data that were used for the choice, few examples, few replicates."""
     notes = []
     if not separate:
@@ -183,6 +183,11 @@ def limits_of_report(panel: Panel, split: str, base: str | None, *, separate: bo
         notes.append(
             f"The examples on '{split}' tell as much as {count:.0f} independent ones: intervals and tests "
             "miss what is rare and large, and may be too narrow where outcomes are skewed."
+        )
+    elif _is_skewed(panel, panel.contributions[:, panel.index(chosen)]):
+        notes.append(
+            f"The outcomes of '{chosen}' are strongly skewed for so few examples: "
+            "its interval may be too narrow."
         )
     counts = panel.counts[panel.counts > 1]
     if len(counts) and counts.min() < _FEW_REPLICATES:
@@ -213,13 +218,18 @@ def limits_of_choice(chosen: str, replicates: int, *, draws: bool, several: bool
     return []
 
 
+def _is_skewed(panel: Panel, parts: Floats) -> bool:
+    """Whether a few large parts decide the sum."""
+    return abs(skewness(panel, parts)) > _SKEWED
+
+
 def limits_of_tests(families: Sequence[Family], comparisons: Sequence[Comparison]) -> list[str]:
     """What limits paired tests: differences by example that are strongly skewed, in few clusters."""
     skewed = {
         family.panel.names[int(one)]
         for family in families
         for one, other in family.pairs
-        if abs(skewness(family.panel, int(one), int(other))) > _SKEWED
+        if _is_skewed(family.panel, family.panel.contributions[:, one] - family.panel.contributions[:, other])
     }
     told = {comparison.point for comparison in comparisons if comparison.distinguishable}
     if not skewed:

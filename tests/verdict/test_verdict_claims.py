@@ -201,11 +201,18 @@ def test_strongly_skewed_differences_are_noted_where_they_are_few():
         [one("p0", base), one("p1", base + random.normal(size=60))], direction="minimize", **QUICK
     )
 
-    assert abs(skewness(panel(base + change, base), 0, 1)) == pytest.approx(
+    assert abs(skewness(panel(base), change / 60)) == pytest.approx(
         stats.skew(change) / math.sqrt(60), rel=1e-6
     )
     assert any("strongly skewed" in note for note in result.notes)
     assert not any("skewed for" in note for note in even.notes)
+
+
+def test_strongly_skewed_outcomes_are_noted():
+    normal, skewed = np.random.default_rng(16).normal(size=(2, 200))
+    said = [" ".join(conclude([one("p", v)], **QUICK).notes) for v in (normal, np.exp(1.5 * skewed))]
+
+    assert "strongly skewed" not in said[0] and "strongly skewed for so few examples" in said[1]
 
 
 def test_one_split_says_the_cross_validated_score_and_counts_the_choice():
