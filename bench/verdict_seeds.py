@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri, stdtr
 
 from mecha_exp.verdict.candidates import Direction
@@ -51,6 +51,7 @@ class Seeds:
     def name(self) -> str:
         """As a row's heading."""
         of, splits = "hits" if self.binary else "losses", "two splits" if self.splits == 2 else "one split"
+        of += "" if self.examples == 300 else f" of {self.examples:,} examples"
         return f"{self.effects}, {self.replicates} seeds, {of}, {splits}"
 
     @property
@@ -110,57 +111,54 @@ class Seeds:
 
 KINDS = [
     Seeds(effects, replicates, splits, binary)
-    for binary in (True, False)
+    for binary, kinds in ((True, ("own", "shared", "both", "uneven")), (False, ("own", "uneven")))
     for splits in (2, 1)
-    for effects in ("own", "shared", "both", "uneven")
+    for effects in kinds
     for replicates in COUNTS
-]
+] + [Seeds("uneven", replicates, 2, True, examples=2000, spread=0.2) for replicates in COUNTS]
 
 
-def verdict(panel: Panel, pairs: Integers) -> Floats:
+Parts = Sequence[tuple[Floats, Floats]]
+"""Squared errors of each pair, over examples and replicates, with their degrees of freedom."""
+
+
+def verdict(panel: Panel, pairs: Integers, parts: Parts) -> Floats:
     """The verdict's test: examples and replicates each with its own quantile of Student's t."""
     return two_way(panel, pairs)
 
 
-def replicates_alone(panel: Panel, pairs: Integers) -> Floats:
+def replicates_alone(panel: Panel, pairs: Integers, parts: Parts) -> Floats:
     """Student's t with the degrees of freedom of the replicates."""
-    return _t_test(panel, pairs, lambda errors, freedom: float(freedom[1:].min()))
+    return _t_test(panel, pairs, [e.sum() for e, _ in parts], [f[1:].min() for _, f in parts])
 
 
-def satterthwaite(panel: Panel, pairs: Integers) -> Floats:
+def satterthwaite(panel: Panel, pairs: Integers, parts: Parts) -> Floats:
     """Student's t with degrees of freedom that are estimated, as many programs do."""
-    return _t_test(panel, pairs, lambda e, f: float(e.sum() ** 2 / (e**2 / f).sum()))
+    squares = [e.sum() for e, _ in parts]
+    return _t_test(panel, pairs, squares, [e.sum() ** 2 / (e**2 / f).sum() for e, f in parts])
 
 
-def _t_test(panel: Panel, pairs: Integers, freedom_of: Callable[[Floats, Floats], float]) -> Floats:
-    p_values = np.ones(len(pairs))
-    for number, (one, other) in enumerate(pairs):
-        errors, freedom = squared_errors(panel, int(one), int(other))
-        if errors.sum() > 0:
-            t = abs(panel.scores[one] - panel.scores[other]) / np.sqrt(errors.sum())
-            p_values[number] = 2 * stdtr(freedom_of(errors, freedom), -t)
-    return p_values
-
-
-def mixed_model(panel: Panel, pairs: Integers) -> Floats:
+def mixed_model(panel: Panel, pairs: Integers, parts: Parts) -> Floats:
     """A mixed model of points and seeds, with one variance for all points: REML of a balanced layout.
 
     `statsmodels.MixedLM` with a random intercept for each seed has the same estimates on such data; the
     variance over examples is added.
     """
-    points, base = len(panel.names) - 1, len(panel.names) - 1
+    points = base = len(panel.names) - 1
     seeds = panel.column_scores[:-1].reshape(points, -1)
     replicates = seeds.shape[1]
     residual = seeds - seeds.mean(axis=0) - seeds.mean(axis=1)[:, None] + seeds.mean()
     freedom = (points - 1) * (replicates - 1)
     own = float((residual**2).sum()) / freedom
     shared = max(float(seeds.mean(axis=0).var(ddof=1)) - own / points, 0.0)
-    p_values = np.ones(len(pairs))
-    for number, (one, other) in enumerate(pairs):
-        errors, _ = squared_errors(panel, int(one), int(other))
-        square = errors[0] + ((own + shared) / replicates if base in (one, other) else 2 * own / replicates)
-        t = abs(panel.scores[one] - panel.scores[other]) / np.sqrt(square)
-        p_values[number] = 2 * stdtr(freedom, -t)
+    of_base = (pairs == base).any(axis=1)
+    over_seeds = np.where(of_base, own + shared, 2 * own) / replicates
+    return _t_test(panel, pairs, np.array([e[0] for e, _ in parts]) + over_seeds, freedom)
+
+
+def _t_test(panel: Panel, pairs: Integers, squares: ArrayLike, freedom: ArrayLike) -> Floats:
+    differences = np.abs(panel.scores[pairs[:, 0]] - panel.scores[pairs[:, 1]])
+    p_values: Floats = 2 * stdtr(np.asarray(freedom, float), -differences / np.sqrt(squares))
     return p_values
 
 
@@ -172,6 +170,10 @@ TESTS = {
 }
 
 
+def _parts(family: Family) -> Parts:
+    return [squared_errors(family.panel, int(one), int(other)) for one, other in family.pairs]
+
+
 def errors(kind: Seeds, sweeps: int) -> list[str]:
     """The share of sweeps without any effect in which each test finds a difference.
 
@@ -181,8 +183,9 @@ def errors(kind: Seeds, sweeps: int) -> list[str]:
     random, wrong = np.random.default_rng(1), np.zeros(len(TESTS) + 1)
     for _ in range(sweeps):
         family, _ = kind.families(kind.draw(random))
+        parts = _parts(family)
         for column, test in enumerate(TESTS.values()):
-            p_values = test(family.panel, family.pairs)
+            p_values = test(family.panel, family.pairs, parts)
             wrong[column] += (holm(p_values, family.size) < 0.05).any()
         made = len(p_values) if kind.splits == 2 else family.size
         wrong[-1] += (holm(p_values, made) < 0.05).any()
@@ -229,8 +232,9 @@ def power(kind: Seeds, sweeps: int) -> list[str]:
         family = independent_family(panel, "test", points, 0, kind.points, eligible=kind.points)
         settings = int(np.flatnonzero((family.pairs == [5, 0]).all(axis=1))[0])
         base = int(np.flatnonzero((family.pairs == [0, kind.points]).all(axis=1))[0])
+        parts = _parts(family)
         for column, test in enumerate(TESTS.values()):
-            adjusted = holm(test(family.panel, family.pairs), family.size)
+            adjusted = holm(test(family.panel, family.pairs, parts), family.size)
             found[:, column] += adjusted[[settings, base]] < 0.05
     shares = 100 * found / sweeps
     return [kind.name, *(f"{a:.0f} / {b:.0f}" for a, b in shares.T)]
