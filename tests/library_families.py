@@ -363,15 +363,26 @@ def resized(kind: str, name: str, folder: Path) -> str:
         raise NotACase(" ".join(str(error).split())[:100] or repr(error)) from None
     recipe = m.weighted_sum(folder / "a", folder / "b", alpha=0.5)
     try:
+        m.merge(recipe, folder / "cut", m.EngineOptions(resize_embeddings="truncate"))
         m.merge(recipe, folder / "merged", m.EngineOptions(resize_embeddings="pad"))
         merged, report = cls.from_pretrained(folder / "merged", output_loading_info=True)
     except Exception as error:
         return " ".join(str(error).split())
     if any(report.values()):
         return ", ".join(f"{kind} {sorted(map(str, keys))[:3]}" for kind, keys in report.items() if keys)
+    if _contents(folder / "cut") != _contents(folder / "a"):
+        return "cut to the smaller vocabulary, it is not the first model"
     found = merged.state_dict()
     other = [key for key in wanted if key not in found or not torch.equal(found[key], wanted[key])]
     return f"{other[:3]} differ" if other else ""
+
+
+def _contents(folder: Path) -> list[bytes | dict]:
+    """The tensors and the configuration of a model in a folder."""
+    from safetensors.torch import load_file, save
+
+    tensors = {k: t for file in sorted(folder.glob("*.safetensors")) for k, t in load_file(file).items()}
+    return [save(dict(sorted(tensors.items()))), json.loads((folder / "config.json").read_bytes())]
 
 
 def _small(kind: str, name: str):
