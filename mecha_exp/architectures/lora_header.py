@@ -1,7 +1,7 @@
 """What the header of a LoRA file says to programs that list such files, in kohya's and Stability's entries.
 
-Source: kohya-ss/sd-scripts (networks/extract_lora_from_models.py, library/sai_model_spec.py); ModelSpec 1.0.1
-of Stability AI.
+Source: kohya-ss/sd-scripts (networks/extract_lora_from_models.py, library/sai_model_spec.py; the versions in
+library/model_util.py, sdxl_model_util.py, flux_utils.py and lumina_util.py); ModelSpec 1.0.1 of Stability AI.
 """
 
 from __future__ import annotations
