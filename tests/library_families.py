@@ -255,8 +255,7 @@ def mistakes(family: Family) -> Iterator[str]:
     }
     anatomy = Anatomy.of(infos)
     tables = token_tables(family.keys)
-    # Configs of diffusion models may number the layers of several lists in one row.
-    yield from _wrong_blocks(anatomy, {} if family.purpose == "diffusion" else family.lists)
+    yield from _wrong_blocks(anatomy, family.lists, by_config=family.purpose == "diffusion")
     if family.adapter:
         lora = {key: KeyInfo(tuple(shape), "float32") for key, shape in family.adapter.items()}
         yield from _wrong_blocks(Anatomy.of(lora), {})
@@ -282,7 +281,11 @@ def mistakes(family: Family) -> Iterator[str]:
             yield f"{key} is tied to {original}, and {tied_to(key, shapes, family.keys[key])} is seen"
 
 
-def _wrong_blocks(anatomy: Anatomy, lists: dict[str, int]) -> Iterator[str]:
+def _wrong_blocks(anatomy: Anatomy, lists: dict[str, int], *, by_config: bool = False) -> Iterator[str]:
+    """What is wrong with blocks and layers.
+
+    Configs of diffusion models put small lists into one block, and number several lists in one row.
+    """
     if other := set(anatomy.keys) ^ set(anatomy.blocks):
         yield f"{sorted(other)[:3]} have no block"
     blocks: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -293,11 +296,11 @@ def _wrong_blocks(anatomy: Anatomy, lists: dict[str, int]) -> Iterator[str]:
             places[place[0]].add(int(place[1]))
     owners = Counter(block for held in blocks.values() for block in held)
     for place, held in blocks.items():
-        if len(held) > 1 or owners[next(iter(held))] > 1:
+        if len(held) > 1 or (owners[next(iter(held))] > 1 and not by_config):
             yield f"{'.'.join(place)} lies in {sorted(held)}, with others"
     for key in anatomy.keys:
         stack, number = _outermost(key) or ("", "")
-        if stack not in lists:
+        if stack not in lists or by_config:
             continue
         numbers = sorted(places[stack])
         if anatomy.layer(key) != (numbers.index(int(number)), len(numbers)) and len(numbers) > 1:
