@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
@@ -182,14 +183,19 @@ def token_tables(shapes: Shapes) -> dict[str, int]:
     >>> token_tables({"model.embed_tokens.weight": (9, 4), "final_logits_bias": (1, 9), "fc.weight": (9, 4)})
     {'model.embed_tokens.weight': 0, 'final_logits_bias': 1}
     """
-    counts = {shape[0] for key, shape in shapes.items() if shape and is_embedding(key)}
+    likely = {key: shape for key, shape in shapes.items() if may_have_tokens(key) and shape}
+    counts = {shape[0] for key, shape in likely.items() if is_embedding(key)}
+    return {
+        key: len(shape) - 1 if key.endswith("logits_bias") else 0
+        for key, shape in likely.items()
+        if shape[0] in counts or is_embedding(key) or is_output(key)
+    }
 
-    def has_tokens(key: str, shape: Sequence[int]) -> bool:
-        as_large = key.rpartition(".")[0] in _OUTPUTS_IF_AS_LARGE and shape[0] in counts
-        return as_large or is_embedding(key) or is_output(key)
 
-    known = {key: shape for key, shape in shapes.items() if shape and has_tokens(key, shape)}
-    return {key: len(shape) - 1 if key.endswith("logits_bias") else 0 for key, shape in known.items()}
+@lru_cache(maxsize=1 << 17)
+def may_have_tokens(key: str) -> bool:
+    """Whether a key may have an entry for each token, by its name; shapes tell the rest."""
+    return is_embedding(key) or is_output(key) or key.rpartition(".")[0] in _OUTPUTS_IF_AS_LARGE
 
 
 def is_embedding(key: str) -> bool:

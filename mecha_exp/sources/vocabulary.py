@@ -13,7 +13,7 @@ import torch
 
 from mecha_exp.checkpoint import TensorInfo, round_to, stored_bytes, torch_dtype
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.families import token_tables
+from mecha_exp.families import may_have_tokens, token_tables
 from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 
 
@@ -22,7 +22,8 @@ def token_axes(source: Source, keys: Iterable[str] | None = None) -> dict[str, i
 
     Axes before that one have one place, so that the entries of a token lie side by side.
     """
-    return token_tables({key: source.info(key).shape for key in (source.keys() if keys is None else keys)})
+    likely = filter(may_have_tokens, source.keys() if keys is None else keys)
+    return token_tables({key: source.info(key).shape for key in likely})
 
 
 def with_tokens(shape: tuple[int, ...], axis: int, count: int) -> tuple[int, ...]:

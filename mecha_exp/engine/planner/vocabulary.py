@@ -8,13 +8,13 @@ from pathlib import Path
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems, counted, some
-from mecha_exp.families import tied_to, token_tables
+from mecha_exp.families import tied_to
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, is_call, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.peft.config import is_adapter
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.layers import NONE
-from mecha_exp.sources.source import Source
+from mecha_exp.sources.source import Source, infos_of
 from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.vocabulary import VocabularyView, token_axes, with_tokens
@@ -152,10 +152,11 @@ def _token_keys(source: Source) -> list[str]:
 def _unify_ties(sources: Sources, options: EngineOptions, problems: Problems) -> dict[ModelNode, Source]:
     """Apply `on_tied` to models that lack an output layer others have."""
     views = dict(sources)
-    shapes = {
-        model: {key: source.info(key).shape for key in source.keys()} for model, source in sources.items()
-    }
-    for head in dict.fromkeys(key for each in shapes.values() for key in token_tables(each)):
+    axes = {model: token_axes(source) for model, source in sources.items()}
+    if len({frozenset(own) for own in axes.values()}) < 2:
+        return views
+    shapes = {m: {key: info.shape for key, info in infos_of(source).items()} for m, source in sources.items()}
+    for head in dict.fromkeys(key for own in axes.values() for key in own):
         having = [source for source in sources.values() if head in source]
         shape = having[0].info(head).shape
         lacking = {m: tied_to(head, own, shape) for m, own in shapes.items() if head not in own}
