@@ -9,9 +9,9 @@ INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip in
 DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 
 # As many processes as cores run the tests. With as many threads in each they would mostly wait for each other.
-test heavy hf vllm: export OMP_NUM_THREADS ?= 1
+test heavy hf vllm mutants: export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test heavy lint docs hf vllm format parity constraints clean
+.PHONY: help demo test heavy lint docs hf vllm format parity mutants constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -63,11 +63,22 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	$(BIN)/python -m parity.results
 	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py tests/mergekit/test_goldens.py tests/mergekit/test_token_goldens.py tests/mergekit/test_missing_tokens.py tests/mergekit/test_mixtures.py tests/mergekit/test_modules.py
 
+# Changes are made in a copy of what is committed, so that none can stay behind. Hours: a run of the tests for each change.
+# SAMPLE=100 tries that many, drawn at random.
+PACKAGE ?= verdict
+mutants: .mutants/.installed ## change PACKAGE (verdict, transaction, planner) line by line, and list what no test notices
+	rm -rf .mutants/tree && mkdir .mutants/tree && git archive HEAD | tar -x -C .mutants/tree
+	cd .mutants/tree && ../bin/cosmic-ray init .ci/mutants/$(PACKAGE).toml session.sqlite
+	cd .mutants/tree && ../bin/python .ci/mutants/sample.py session.sqlite $(SAMPLE)
+	cd .mutants/tree && ../bin/cosmic-ray baseline .ci/mutants/$(PACKAGE).toml
+	cd .mutants/tree && ../bin/cosmic-ray exec .ci/mutants/$(PACKAGE).toml session.sqlite
+	cd .mutants/tree && ../bin/cr-report session.sqlite --surviving-only && ../bin/cr-rate session.sqlite
+
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
 
 clean: ## remove the environments and what building and testing left; outputs/ is kept
-	rm -rf .venv .parity .vllm build dist site *.egg-info tests/evaluators/vllm-cpu/build tests/evaluators/vllm-cpu/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .parity .vllm .mutants build dist site *.egg-info tests/evaluators/vllm-cpu/build tests/evaluators/vllm-cpu/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:
@@ -99,6 +110,13 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 	@$(PYTHON) -m venv --clear .parity/$*
 	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(TORCH)
 	@.parity/$*/bin/python -m pip install --quiet --no-input --disable-pip-version-check $(PEER)
+	@touch $@
+
+.mutants/.installed: pyproject.toml constraints.txt
+	@echo "Installing mecha_exp with its test extras and cosmic-ray into .mutants"
+	@$(PYTHON) -m venv --clear .mutants
+	@.mutants/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
+	  --constraint constraints.txt -e '.[test]' cosmic-ray
 	@touch $@
 
 # Those three come from PyPI for CUDA, and transformers imports them where they are there.

@@ -1,7 +1,7 @@
 """How often a verdict is wrong, and how often it sees what is there, in simulated sweeps.
 
-    python -m bench.verdict                # 2,000 sweeps of each kind; about half an hour on one core
-    python -m bench.verdict --sweeps 200   # minutes
+    python -m bench.verdict                  # 400 sweeps of each kind; a quarter of an hour on two cores
+    python -m bench.verdict --sweeps 2000 --part errors
     python -m bench.verdict --speed 1000 10000 1
 
 Outcomes have the structure of real ones: an example is easy or hard for all points alike, neighbouring points
@@ -15,12 +15,16 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from bench import verdict_claims as claims
+from bench import verdict_seeds as seeds
 from bench.report import table
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, conclude
@@ -31,7 +35,8 @@ from mecha_exp.verdict.paired_tests import holm, paired_p_values
 from mecha_exp.verdict.panel import Panel
 
 FLIPS = 999
-SWEEPS = 2000
+SWEEPS = 400
+WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,9 @@ def _detectable(kind: Kind, procedure: object, random: np.random.Generator) -> f
             panel = kind.draw(random, _effects(kind, smallest))
             family = _all(panel, 0)
             pairs = family.pairs[: kind.points - 1]
-            size = family.size if procedure is all_pairs else len(pairs)
+            places = np.arange(kind.points)
+            other = independent_family(panel, "test", places, 0, None)
+            size = (family if procedure is all_pairs else other).size
             shown.append(minimum_detectable_difference(panel, pairs, size, flips=FLIPS) or 0.0)
         smallest = float(np.mean(shown))
     return smallest
@@ -244,22 +251,61 @@ def speed(points: int, examples: int, binary: bool, tasks: int = 1) -> list[str]
     return [shape, f"{len(verdict.comparisons):,}", f"{seconds:.1f} s", f"{peak:.0f} MB"]
 
 
-PARTS: dict[str, tuple[list[str], Callable[[Kind, int], list[str]]]] = {
-    "errors": (["sweeps without any effect: % with a difference", *PROCEDURES], errors),
-    "power": (
-        [
-            "% that find it",
-            "all pairs: detectable",
-            "at it",
-            "twice",
-            "other split: detectable",
-            "at it",
-            "twice",
-        ],
-        powers,
+@dataclass(frozen=True)
+class Table:
+    """A table of the benchmark: a row for each kind of sweep.
+
+    Attributes:
+        head: of its columns.
+        row: makes the row of a kind from so many sweeps.
+        kinds: that it has rows of.
+        share: of the sweeps that are asked for.
+    """
+
+    head: Sequence[str]
+    row: Callable[[Any, int], list[str]]
+    kinds: Sequence[Any]
+    share: float = 1.0
+
+
+_OF_POWER = ["all pairs: detectable", "at it", "twice", "other split: detectable", "at it", "twice"]
+_HELD = "% of 95 % intervals that hold the truth"
+_FOUND = "% that find it"
+_OF_CHOSEN = ["chosen, as if alone", "chosen, counting the choice", "chosen, new seeds"]
+TABLES = {
+    "errors": Table(["sweeps without any effect: % with a difference", *PROCEDURES], errors, KINDS, 0.5),
+    "power": Table(["% that find it", *_OF_POWER], powers, KINDS, 0.25),
+    "coverage": Table([_HELD, "score", "difference"], coverage, KINDS, 0.5),
+    "detectable": Table(
+        ["printed detectable differences", "from the base", _FOUND, "between settings", _FOUND],
+        claims.detectable,
+        claims.COMPARED,
+        0.5,
     ),
-    "coverage": (["% of 95 % intervals that hold the truth", "score", "difference"], coverage),
+    "held": Table(
+        [_HELD, "score", "difference", "chosen on the same data", "noted"],
+        claims.held,
+        claims.SAMPLED,
+    ),
+    "seeds-errors": Table(
+        ["seeds, settings alike: % with a difference", *seeds.TESTS, "Satterthwaite, comparisons made"],
+        seeds.errors,
+        seeds.KINDS,
+    ),
+    "seeds-coverage": Table(
+        [f"seeds: {_HELD}", "any setting", *_OF_CHOSEN, "width, counting the choice", "width, new seeds"],
+        seeds.coverage,
+        seeds.KINDS,
+    ),
+    "seeds-power": Table(
+        ["seeds: % told from another setting / from the base", *seeds.TESTS], seeds.power, seeds.KINDS, 0.25
+    ),
 }
+
+
+def _row(part: str, kind: int, sweeps: int) -> list[str]:
+    chosen = TABLES[part]
+    return chosen.row(chosen.kinds[kind], max(20, round(chosen.share * sweeps)))
 
 
 def main() -> None:
@@ -268,16 +314,21 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=SWEEPS)
     parser.add_argument("--speed", nargs=3, metavar=("POINTS", "EXAMPLES", "TASKS"), type=int)
     parser.add_argument("--real", action="store_true", help="with --speed: real values in place of 0 and 1")
-    parser.add_argument("--part", choices=("errors", "power", "coverage"), help="one table alone")
+    parser.add_argument("--part", choices=TABLES, action="append", help="one table alone, or several")
     options = parser.parse_args()
     if options.speed:
         points, examples, tasks = options.speed
         head = ["verdict", "comparisons", "processor time", "peak memory"]
         sys.stdout.write(table([head, speed(points, examples, not options.real, tasks)]))
         return
-    for part, (head, run) in PARTS.items():
-        if options.part in (None, part):
-            sys.stdout.write(table([head, *(run(kind, options.sweeps) for kind in KINDS)]) + "\n\n")
+    with ProcessPoolExecutor(WORKERS) as pool:
+        rows = {
+            part: [pool.submit(_row, part, i, options.sweeps) for i in range(len(chosen.kinds))]
+            for part, chosen in TABLES.items()
+            if part in (options.part or TABLES)
+        }
+        for part, waiting in rows.items():
+            sys.stdout.write(table([TABLES[part].head, *(row.result() for row in waiting)]) + "\n\n")
             sys.stdout.flush()
 
 

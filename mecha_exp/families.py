@@ -77,6 +77,44 @@ _VOCABULARY_SIZE = re.compile(r"(\w+_)?vocab_size(_\w+)?")
 _TABLE = re.compile(r".*(embed|wte|wpe|lookup).*|(.*_)?emb|shared|relative_attention_bias")
 """The last names of modules that are tables of rows, of positions and types too."""
 
+LOOKED_UP = re.compile(
+    r"(?!patch|unembed)\w*embed(s|ding|dings|ding_table|_tokens(_per_layer)?|_positions|_in)?|"
+    r"(pos_)?emb|positional_encoding|wte|wpe|shared|relative_(attention_bias|position_bias_table)|"
+    r"(cls|class|mask|reg|register|dist|distillation|storage|query)_tokens?"
+)
+"""Modules and parameters that are tables of tokens, positions and classes."""
+
+HEADS = re.compile(
+    r"(?!hc_)(\w+_)?heads?|head_dist|\w*classifier(_\w+)?|score|qa_outputs|embed_out|unembed\w*|"
+    r"(\w+_)?predictions|seq_relationship|vocab_(projector|transform|layer_norm)|\w+_qass|"
+    r"sequence_summary|output_projection|logits_proj|embedding_decoder|(column_)?output_(weights|bias)"
+)
+"""Modules that are output layers, with what belongs to them."""
+
+BEFORE_LAYERS = re.compile(
+    r"(?!layernorm_embedding)\w*embed\w*|emb|\w+_emb|emb_\w+|emb(norm|_norm|_ln)|wte|wpe|stem|"
+    r"(cls|class|reg|register|dist|mask|distill(ation)?|storage)_tokens?|pos|rel_pos|"
+    r"norm_pre|pre_?(layrnorm|layernorm|norm|ln)|ln_(pre|in)|ln0|"
+    r"(conv|proj|img|txt|time|vector|guidance|linear|fc|project|text|x)_in|patchify|patch_\w+|"
+    r"input_\w+|feature_projection|subsample\w*|relative_attention_bias|per_layer_(model_)?projection(_norm)?"
+)
+"""Names of modules before the layers of a model. `layernorm_embedding` lies before or after, by family."""
+
+AFTER_LAYERS = re.compile(
+    r"embed_out|unembed\w*|de_?embed\w*|embedding_norm|\w+_predictions|"
+    r"vocab_(projector|transform|layer_norm)|"
+    r"norm|norm_f|norm_out|out_norm|(final|last|output|post)_?(layer_?norm|norm|ln|layer|linear|proj|conv)|"
+    r"ln_(f|out|post|final)|layer_?norm|fc_norm|post_?layernorm|"
+    r"heads?|\w+_heads?|head_\w+|classifier|fc|score|scores|logits|to_logits|lm_head|pooler|attn_pool|"
+    r"(proj|conv|linear|project|norm|fc|dense|time)_out|out|out_proj|output|outputs|\w+_outputs|"
+    r"(text|visual|image|vision)_proj(ection)?|proj|projection|predictions|final_logits_bias|qa_outputs",
+    re.IGNORECASE,
+)
+"""Names of modules after them."""
+
+NEVER_SCALED = ("emb", "wte", "wpe", "shared", "lookup", "vocab")
+"""Parts of names of embeddings: tables of rows, whose codes no reader multiplies by a scale."""
+
 _CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 """In the names of classes of transformers."""

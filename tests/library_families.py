@@ -255,8 +255,7 @@ def mistakes(family: Family) -> Iterator[str]:
     }
     anatomy = Anatomy.of(infos)
     tables = token_tables(family.keys)
-    # Configs of diffusion models may number the layers of several lists in one row.
-    yield from _wrong_blocks(anatomy, {} if family.purpose == "diffusion" else family.lists)
+    yield from _wrong_blocks(anatomy, family.lists, by_config=family.purpose == "diffusion")
     if family.adapter:
         lora = {key: KeyInfo(tuple(shape), "float32") for key, shape in family.adapter.items()}
         yield from _wrong_blocks(Anatomy.of(lora), {})
@@ -282,7 +281,11 @@ def mistakes(family: Family) -> Iterator[str]:
             yield f"{key} is tied to {original}, and {tied_to(key, shapes, family.keys[key])} is seen"
 
 
-def _wrong_blocks(anatomy: Anatomy, lists: dict[str, int]) -> Iterator[str]:
+def _wrong_blocks(anatomy: Anatomy, lists: dict[str, int], *, by_config: bool = False) -> Iterator[str]:
+    """What is wrong with blocks and layers.
+
+    Configs of diffusion models put small lists into one block, and number several lists in one row.
+    """
     if other := set(anatomy.keys) ^ set(anatomy.blocks):
         yield f"{sorted(other)[:3]} have no block"
     blocks: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -293,11 +296,11 @@ def _wrong_blocks(anatomy: Anatomy, lists: dict[str, int]) -> Iterator[str]:
             places[place[0]].add(int(place[1]))
     owners = Counter(block for held in blocks.values() for block in held)
     for place, held in blocks.items():
-        if len(held) > 1 or owners[next(iter(held))] > 1:
+        if len(held) > 1 or (owners[next(iter(held))] > 1 and not by_config):
             yield f"{'.'.join(place)} lies in {sorted(held)}, with others"
     for key in anatomy.keys:
         stack, number = _outermost(key) or ("", "")
-        if stack not in lists:
+        if stack not in lists or by_config:
             continue
         numbers = sorted(places[stack])
         if anatomy.layer(key) != (numbers.index(int(number)), len(numbers)) and len(numbers) > 1:
@@ -363,15 +366,26 @@ def resized(kind: str, name: str, folder: Path) -> str:
         raise NotACase(" ".join(str(error).split())[:100] or repr(error)) from None
     recipe = m.weighted_sum(folder / "a", folder / "b", alpha=0.5)
     try:
+        m.merge(recipe, folder / "cut", m.EngineOptions(resize_embeddings="truncate"))
         m.merge(recipe, folder / "merged", m.EngineOptions(resize_embeddings="pad"))
         merged, report = cls.from_pretrained(folder / "merged", output_loading_info=True)
     except Exception as error:
         return " ".join(str(error).split())
     if any(report.values()):
         return ", ".join(f"{kind} {sorted(map(str, keys))[:3]}" for kind, keys in report.items() if keys)
+    if _contents(folder / "cut") != _contents(folder / "a"):
+        return "cut to the smaller vocabulary, it is not the first model"
     found = merged.state_dict()
     other = [key for key in wanted if key not in found or not torch.equal(found[key], wanted[key])]
     return f"{other[:3]} differ" if other else ""
+
+
+def _contents(folder: Path) -> list[bytes | dict]:
+    """The tensors and the configuration of a model in a folder."""
+    from safetensors.torch import load_file, save
+
+    tensors = {k: t for file in sorted(folder.glob("*.safetensors")) for k, t in load_file(file).items()}
+    return [save(dict(sorted(tensors.items()))), json.loads((folder / "config.json").read_bytes())]
 
 
 def _small(kind: str, name: str):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mecha_exp.app.point import Point
+from mecha_exp.app.recipes.templates import base_of_mergekit
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, ConfigError
@@ -24,8 +25,11 @@ def experts_found(point: Point) -> list[Path]:
 
 
 def base_of(point: Point) -> str | None:
-    """The name of the base among the inputs of a point; None if the base is not one of them."""
-    base = point.config["models"].get("base")
+    """The name of the base among the inputs of a point; None if the base is not one of them.
+
+    Of a configuration of mergekit it is its `base_model`.
+    """
+    base = base_of_mergekit(point.config, point.options.model_dirs) or point.config["models"].get("base")
     names = {point.files[node]: name for node, name in point.names.items()}
     try:
         return names.get(find_model(str(base), point.options.model_dirs)) if base else None

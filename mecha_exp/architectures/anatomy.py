@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,28 +11,7 @@ from mecha_exp.architectures.blocks import blocks_beside, in_order, stack_and_nu
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.stacks import is_stack
 from mecha_exp.errors import ConfigError
-from mecha_exp.families import is_embedding, shared_words, token_tables
-
-_BEFORE = re.compile(
-    r"(?!layernorm_embedding)\w*embed\w*|emb|\w+_emb|emb_\w+|emb(norm|_norm|_ln)|wte|wpe|stem|"
-    r"(cls|class|reg|register|dist|mask|distill(ation)?|storage)_tokens?|pos|rel_pos|"
-    r"norm_pre|pre_?(layrnorm|layernorm|norm|ln)|ln_(pre|in)|ln0|"
-    r"(conv|proj|img|txt|time|vector|guidance|linear|fc|project|text|x)_in|patchify|patch_\w+|"
-    r"input_\w+|feature_projection|subsample\w*|relative_attention_bias|per_layer_(model_)?projection(_norm)?"
-)
-"""Names of modules before the layers of a model. `layernorm_embedding` lies before or after, by family."""
-
-_AFTER = re.compile(
-    r"embed_out|unembed\w*|de_?embed\w*|embedding_norm|\w+_predictions|"
-    r"vocab_(projector|transform|layer_norm)|"
-    r"norm|norm_f|norm_out|out_norm|(final|last|output|post)_?(layer_?norm|norm|ln|layer|linear|proj|conv)|"
-    r"ln_(f|out|post|final)|layer_?norm|fc_norm|post_?layernorm|"
-    r"heads?|\w+_heads?|head_\w+|classifier|fc|score|scores|logits|to_logits|lm_head|pooler|attn_pool|"
-    r"(proj|conv|linear|project|norm|fc|dense|time)_out|out|out_proj|output|outputs|\w+_outputs|"
-    r"(text|visual|image|vision)_proj(ection)?|proj|projection|predictions|final_logits_bias|qa_outputs",
-    re.IGNORECASE,
-)
-"""Names of modules after them."""
+from mecha_exp.families import AFTER_LAYERS, BEFORE_LAYERS, is_embedding, shared_words, token_tables
 
 _OUTSIDE = ("BASE", "VAE")
 """Blocks of Stable Diffusion that are neither before nor after the others."""
@@ -224,9 +202,9 @@ def side_of(key: str) -> int | None:
 
 def _side_of(word: str) -> int | None:
     """The side of the layers where a module or parameter of a name lies; None for other names."""
-    if _AFTER.fullmatch(word):
+    if AFTER_LAYERS.fullmatch(word):
         return 1
-    return 0 if _BEFORE.fullmatch(word) else None
+    return 0 if BEFORE_LAYERS.fullmatch(word) else None
 
 
 def _depth(blocks: Iterable[str], order: Mapping[str, int]) -> Callable[[str], int]:

@@ -1,7 +1,7 @@
 """What the header of a LoRA file says to programs that list such files, in kohya's and Stability's entries.
 
-Source: kohya-ss/sd-scripts (networks/extract_lora_from_models.py, library/sai_model_spec.py); ModelSpec 1.0.1
-of Stability AI.
+Source: kohya-ss/sd-scripts (networks/extract_lora_from_models.py, library/sai_model_spec.py; the versions in
+library/model_util.py, sdxl_model_util.py, flux_utils.py and lumina_util.py); ModelSpec 1.0.1 of Stability AI.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mecha_exp.architectures.lora import DOWN, LOKR, UP, AdapterConfig, Shape
 
 BEGINNINGS = ("lora_", "lycoris_")
 """How the modules of files begin whose readers know these entries."""
+_FLUX = "networks.lora_flux"
 _STABILITY = "https://github.com/Stability-AI/generative-models"
 
 
@@ -28,20 +29,24 @@ class _Known:
         version: in `ss_base_model_version`.
         architecture, implementation: in ModelSpec.
         resolution: of the images that it was trained on.
+        module: of sd-scripts, which reads a LoRA with kohya's names.
     """
 
     version: str
     architecture: str
     implementation: str = "diffusers"
     resolution: int = 1024
+    module: str = "networks.lora"
 
 
 _KNOWN = {
     "sd1": _Known("sd_v1", "stable-diffusion-v1", resolution=512),
     "sdxl": _Known("sdxl_base_v1-0", "stable-diffusion-xl-v1-base", _STABILITY),
-    "flux": _Known("flux1", "flux-1-dev", "https://github.com/black-forest-labs/flux"),
-    "chroma": _Known("chroma", "chroma", "https://huggingface.co/lodestones/Chroma"),
-    "lumina2": _Known("lumina2", "lumina-2", "https://github.com/Alpha-VLLM/Lumina-Image-2.0"),
+    "flux": _Known("flux1", "flux-1-dev", "https://github.com/black-forest-labs/flux", module=_FLUX),
+    "chroma": _Known("chroma", "chroma", "https://huggingface.co/lodestones/Chroma", module=_FLUX),
+    "lumina2": _Known(
+        "lumina2", "lumina-2", "https://github.com/Alpha-VLLM/Lumina-Image-2.0", module="networks.lora_lumina"
+    ),
 }
 """By architecture of the model config; others have no names that are agreed on."""
 
@@ -65,10 +70,12 @@ def lora_header(
     """
     if not shapes or not all(key.startswith(BEGINNINGS) for key in shapes):
         return {}
-    return {**_network(shapes, alpha_is_rank), **_model(shapes, title, config)}
+    known = _known(shapes, config)
+    module = known.module if known else _Known.module
+    return {**_network(shapes, alpha_is_rank, module), **(_model(known, title) if known else {})}
 
 
-def _network(shapes: Mapping[str, Shape], alpha_is_rank: bool) -> dict[str, str]:
+def _network(shapes: Mapping[str, Shape], alpha_is_rank: bool, module: str) -> dict[str, str]:
     """The module of sd-scripts that reads the file, with its settings."""
     suffixes = {suffix for key in shapes for suffix in (*LOKR, UP) if key.endswith(f".{suffix}")}
     is_kohya = suffixes == {UP} and all(key.startswith("lora_") for key in shapes)
@@ -76,7 +83,7 @@ def _network(shapes: Mapping[str, Shape], alpha_is_rank: bool) -> dict[str, str]
     linear = [rank for key, rank in ranks.items() if max(shapes[key][2:], default=1) == 1]
     kernels = [rank for key, rank in ranks.items() if max(shapes[key][2:], default=1) > 1]
     settings = {} if is_kohya else {"algo": "locon" if suffixes == {UP} else "lokr"}
-    entries = {"ss_network_module": "networks.lora" if is_kohya else "lycoris.kohya"}
+    entries = {"ss_network_module": module if is_kohya else "lycoris.kohya"}
     if ranks:
         dim = max(linear or kernels)
         entries["ss_network_dim"] = str(dim)
@@ -87,14 +94,15 @@ def _network(shapes: Mapping[str, Shape], alpha_is_rank: bool) -> dict[str, str]
     return {**entries, **({"ss_network_args": json.dumps(settings)} if settings else {})}
 
 
-def _model(shapes: Mapping[str, Shape], title: str, config: ModelConfig | None) -> dict[str, str]:
+def _known(shapes: Mapping[str, Shape], config: ModelConfig | None) -> _Known | None:
     """What the file is for, where a model config tells."""
     infos = {key: KeyInfo(tuple(shape), "float32") for key, shape in shapes.items()}
     found = [config] if config is not None else [fit.config for fit in candidates(infos)]
     bases = {fit.base.architecture for fit in found if isinstance(fit, AdapterConfig)}
-    known = _KNOWN.get(min(bases)) if len(bases) == 1 else None
-    if known is None:
-        return {}
+    return _KNOWN.get(min(bases)) if len(bases) == 1 else None
+
+
+def _model(known: _Known, title: str) -> dict[str, str]:
     return {
         "ss_base_model_version": known.version,
         "ss_v2": "False",

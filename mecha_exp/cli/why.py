@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -18,6 +18,9 @@ from mecha_exp.report.why.shapley import Attribution
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep
 from mecha_exp.terminal.console import make_table, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from mecha_exp.verdict.why import Effects, EffectsOverNoise
 
 EXAMPLE = """\
 examples:
@@ -70,10 +73,32 @@ def _data(reasons: Reasons) -> dict[str, Any]:
             "rest": effects.rest,
             "curves": {key: {str(v): d for v, d in curve.items()} for key, curve in effects.curves.items()},
         },
+        "effects_over_noise": reasons.over_noise and _over_noise_data(reasons.over_noise),
         "importances": reasons.importances,
+        "p_of_chance": dict(reasons.chance),
         "variance_shares": reasons.shares,
         "shapley": [_attribution_data(attribution) for attribution in reasons.shapley],
         "notes": list(reasons.notes),
+    }
+
+
+def _over_noise_data(effects: EffectsOverNoise) -> dict[str, Any]:
+    """The effects less what noise gives as JSON."""
+    return {
+        "noise_variance": effects.noise,
+        "shares": [
+            {
+                "keys": list(part),
+                "share": share.value,
+                "ci95": list(share.ci95),
+                "p_holm": effects.p_values[part],
+            }
+            for part, share in effects.shares.items()
+        ],
+        "curves": {
+            key: {str(v): {"difference": e.value, "ci95": list(e.ci95)} for v, e in curve.items()}
+            for key, curve in effects.curves.items()
+        },
     }
 
 
@@ -93,26 +118,58 @@ def _attribution_data(attribution: Attribution) -> dict[str, Any]:
 
 
 def _show(reasons: Reasons) -> None:
-    if effects := reasons.effects:
-        shares = {
-            **effects.main,
-            **{" and ".join(pair): share for pair, share in effects.pairs.items()},
-            **({"three keys and more": effects.rest} if len(effects.main) > 2 else {}),
-        }
-        _print_shares(f"{reasons.metric} over {reasons.points} settings on '{reasons.split}'", shares)
-        for key, curve in effects.curves.items():
-            table = make_table(key, f"{reasons.metric}, more than the mean {effects.mean:.4g}")
-            for value, difference in curve.items():
-                table.add_row(Text(str(value)), f"{difference:+.4f}")
-            print_table(table)
+    if reasons.effects:
+        _show_effects(reasons, reasons.effects)
     if reasons.importances:
-        _print_shares(f"importances for {reasons.metric}, {reasons.points} settings", reasons.importances)
+        table = make_table(
+            f"{reasons.metric}, {reasons.points} settings", "relative importance", "p, if by chance"
+        )
+        for name, share in reasons.importances.items():
+            table.add_row(Text(name), f"{share:.2f}", f"{reasons.chance[name]:.2g}")
+        print_table(table)
     for attribution in reasons.shapley:
         _print_attribution(reasons.metric, attribution)
     if reasons.shares:
         _print_shares(f"each outcome on '{reasons.split}'", reasons.shares)
     for note in reasons.notes:
         print_line(note)
+
+
+def _show_effects(reasons: Reasons, effects: Effects) -> None:
+    """Print the effects on a grid: less what noise gives them where that is known."""
+    what = f"{reasons.metric} over {reasons.points} settings on '{reasons.split}'"
+    more = f"{reasons.metric}, more than the mean {effects.mean:.4g}"
+    noise = reasons.over_noise
+    if noise is None:
+        rest = {"three keys and more": effects.rest} if len(effects.main) > 2 else {}
+        pairs = {" and ".join(pair): share for pair, share in effects.pairs.items()}
+        _print_shares(what, {**effects.main, **pairs, **rest})
+    else:
+        table = make_table(what, "share of the variance beyond noise", "95 % interval", "p after Holm")
+        for part, share in noise.shares.items():
+            interval = f"{100 * share.low:.0f} to {100 * share.high:.0f} %"
+            table.add_row(
+                Text(" and ".join(part)),
+                f"{100 * share.value:.1f} %",
+                interval,
+                f"{noise.p_values[part]:.2g}",
+            )
+        print_table(table)
+        print_line(_of_noise(noise.noise, effects.variance))
+    for key, curve in effects.curves.items():
+        table = make_table(key, more, *(["95 % interval"] if noise else []))
+        for value, difference in curve.items():
+            ends = [f"{e.low:+.4f} to {e.high:+.4f}" for e in ([noise.curves[key][value]] if noise else [])]
+            table.add_row(Text(str(value)), f"{difference:+.4f}", *ends)
+        print_table(table)
+
+
+def _of_noise(noise: float, variance: float) -> str:
+    """How much of the variance noise alone gives."""
+    share = min(noise / variance, 1.0) if variance else 1.0
+    return (
+        f"Noise of examples and replicates alone gives {100 * share:.0f} % of the variance of these settings."
+    )
 
 
 def _print_attribution(metric: str, attribution: Attribution) -> None:

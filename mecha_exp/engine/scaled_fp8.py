@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp.errors import ConfigError, did_you_mean
+from mecha_exp.families import NEVER_SCALED
 from mecha_exp.graph.nodes import Node
 from mecha_exp.method_api.decorators import merge_method, reduction
 from mecha_exp.method_api.parameters import Parameter, Return
@@ -29,9 +30,6 @@ LARGEST = torch.finfo(torch.float8_e4m3fn).max
 MARKER = "scaled_fp8"
 DIFFUSER = "model.diffusion_model."
 """The prefix of the diffusion model in a single file, where ComfyUI looks for the marker too."""
-
-_EMBEDDINGS = ("emb", "wte", "wpe", "shared", "lookup", "vocab")
-"""Parts of names of embeddings: tables of rows, whose codes no reader multiplies by a scale."""
 
 
 @reduction(rank=lambda count: count, register=False)
@@ -109,7 +107,7 @@ def is_linear(key: str, shape: Sequence[int], prefix: str = "") -> bool:
     if not key.startswith(prefix):
         return False
     is_matrix = key.endswith(".weight") and len(shape) == 2 and math.prod(shape) > 0
-    return is_matrix and not any(name in key for name in _EMBEDDINGS)
+    return is_matrix and not any(name in key for name in NEVER_SCALED)
 
 
 def scale_key(key: str) -> str:

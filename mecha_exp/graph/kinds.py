@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import RecipeError, did_you_mean, nearest
+from mecha_exp.families import HEADS, LOOKED_UP
 
 if TYPE_CHECKING:
     from mecha_exp.architectures.anatomy import Anatomy
@@ -31,16 +32,6 @@ KIND, AXES = "kind:", "axes:"
 """The prefixes of selectors by kind and by the number of axes."""
 
 _STATISTICS = re.compile(r"running_(mean|var)|moving_(mean|variance)|num_batches_tracked")
-_EMBEDDING = re.compile(
-    r"(?!patch|unembed)\w*embed(s|ding|dings|ding_table|_tokens(_per_layer)?|_positions|_in)?|"
-    r"(pos_)?emb|positional_encoding|wte|wpe|shared|relative_(attention_bias|position_bias_table)|"
-    r"(cls|class|mask|reg|register|dist|distillation|storage|query)_tokens?"
-)
-_HEAD = re.compile(
-    r"(?!hc_)(\w+_)?heads?|head_dist|\w*classifier(_\w+)?|score|qa_outputs|embed_out|unembed\w*|"
-    r"(\w+_)?predictions|seq_relationship|vocab_(projector|transform|layer_norm)|\w+_qass|"
-    r"sequence_summary|output_projection|logits_proj|embedding_decoder|(column_)?output_(weights|bias)"
-)
 _NO_OUTPUT = re.compile(r"(\w+_)?(attention|attn|router)")
 """Modules in which the same names are those of other layers, such as `attention.q_head`."""
 
@@ -75,7 +66,7 @@ def kind_of(key: str, axes: int, is_stack: bool) -> str:
         return "vector"
     if is_stack:
         return "experts" if axes > 2 else "vector"
-    if axes < 4 and _EMBEDDING.fullmatch(name):
+    if axes < 4 and LOOKED_UP.fullmatch(name):
         return "embedding"
     if axes > 2:
         return "convolution"
@@ -90,7 +81,7 @@ def _head_by_name(key: str) -> str | None:
     for depth, module in enumerate(modules, 1):
         if _NO_OUTPUT.fullmatch(module):
             return None
-        if _HEAD.fullmatch(module):
+        if HEADS.fullmatch(module):
             return ".".join(modules[:depth])
     return None
 

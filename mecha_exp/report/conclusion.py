@@ -14,7 +14,7 @@ from mecha_exp.report.results import Results
 from mecha_exp.report.sweep_results import results_from
 from mecha_exp.report.verdict import splits_of, verdict_of
 from mecha_exp.report.why.ablation import MODES, intervals_of_changes
-from mecha_exp.runs.outcomes import ModelOutcomes, outcomes_so_far
+from mecha_exp.runs.outcomes import FRESH_FILE, ModelOutcomes, models_in, outcomes_so_far, read_outcomes
 from mecha_exp.runs.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Res
     results = results_from(sweep, records)
     read = cache(partial(outcomes_so_far, sweep, folder, records, ended=ended, most=MOST_READ))
     if not results.objectives:
-        concluded = replace(results, verdict=_read_and_conclude(results, read))
+        concluded = replace(results, verdict=_read_and_conclude(results, read, folder / FRESH_FILE))
         if results.mode not in MODES or results.metric is None:
             return concluded
         with suppress(ConfigError):  # the verdict says it
@@ -41,12 +41,15 @@ def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Res
     return replace(results, by_objective={m: verdict for m, verdict in verdicts.items() if verdict})
 
 
-def _read_and_conclude(results: Results, read: Callable[[], list[ModelOutcomes]]) -> Verdict | None:
+def _read_and_conclude(
+    results: Results, read: Callable[[], list[ModelOutcomes]], fresh: Path | None = None
+) -> Verdict | None:
     """The verdict; where outcomes cannot be read, one that says so and concludes nothing."""
     if not results.judged or not results.finished:
         return None
     try:
-        return verdict_of(results, read())
+        again = models_in(read_outcomes(fresh)) if fresh and fresh.is_file() else []
+        return verdict_of(results, read(), again)
     except ConfigError as error:
         from mecha_exp.verdict import Verdict
 

@@ -12,8 +12,6 @@ from mecha_exp.runs.environment import differs_from_here
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import ALL_DIGITS, Value, as_text
 
-CONFIDENCE = 0.95
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -58,13 +56,13 @@ class Estimate:
         mean = math.fsum(finite) / count
         if count == 1:
             return cls(mean, None, 1, lost)
-        from scipy.special import stdtrit
+        from mecha_exp.verdict.intervals import student_quantile
 
         freedom = count - 1
         if min(finite) == max(finite):  # otherwise the rounding of the mean would show
             return cls(finite[0], 0.0, count, lost)
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in finite) / freedom)
-        quantile = float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+        quantile = float(student_quantile(freedom))
         return cls(mean, quantile * deviation / math.sqrt(count), count, lost)
 
 

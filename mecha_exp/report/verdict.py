@@ -36,12 +36,15 @@ _SOURCES = {SET_KEY: "experts", SEED_PATH: "seed"}
 """The names of what replicates differ in, where they are not the keys."""
 
 
-def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | None:
+def verdict_of(
+    results: Results, models: Sequence[ModelOutcomes], fresh: Sequence[ModelOutcomes] = ()
+) -> Verdict | None:
     """Conclude from the records of a sweep and the outcomes of its points and inputs.
 
     Args:
         results: of the sweep, by its own keys and its main metric.
         models: the outcomes, as `outcomes_of_sweep` reads them; a point is known by its number.
+        fresh: the outcomes of the chosen setting with new seeds, named `SETTING (seed=N)`.
 
     Returns:
         The verdict; None where it is not known which direction of the metric is better.
@@ -61,6 +64,7 @@ def verdict_of(results: Results, models: Sequence[ModelOutcomes]) -> Verdict | N
         expert_of=experts_of(results, inputs, base),
         splits=tuple(dict.fromkeys(splits_of(results))),
         dropped=sum(setting.dropped for setting in results.settings),
+        fresh=_fresh_candidates(results, fresh),
     )
     mixed = [_MIXED] if are_mixed(record.tags for record in results.finished) else []
     return replace(verdict, notes=(*race_notes(results), *mixed, *verdict.notes))
@@ -115,9 +119,20 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
             _of_metric(by_number.get(numbers[id(record)]), results),
             label,
             _numbers(results, record.metrics),
+            draws="seed" in record.parameters or SEED_PATH in record.parameters,
         )
         for setting in results.ranked
         for label, record in _replicates(results, setting).items()
+    ]
+
+
+def _fresh_candidates(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
+    """New replicates of a setting, by its name and their label: `alpha=0.3 (seed=7)`."""
+    from mecha_exp.verdict import Candidate
+
+    parts = [(model, *model.name.removesuffix(")").rpartition(" (")[::2]) for model in models]
+    return [
+        Candidate(name, outcomes=_of_metric(model, results), replicate=label) for model, name, label in parts
     ]
 
 

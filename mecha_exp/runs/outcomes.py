@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 OUTCOMES_FILE = "outcomes.parquet"
+FRESH_FILE = "fresh.parquet"
+"""The outcomes of the chosen setting with seeds that had no part in the choice."""
 WHOLE = "all"
 """The name of the split of an evaluator that has none."""
 POINT, INPUT = "point", "input"

@@ -28,6 +28,7 @@ class Candidate:
         replicate: what tells the replicates of a setting apart, such as `seed=1`. Settings whose replicates
             have the same labels are compared replicate by replicate.
         numbers: the main metric by split, of an evaluator that returns one number for each model.
+        draws: whether its method draws random numbers, so that another seed makes another model.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Candidate:
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
     replicate: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
+    draws: bool = False
 
 
 def comparable(candidates: Sequence[Candidate], split: str) -> tuple[list[Candidate], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -84,7 +85,8 @@ def minimum_detectable_difference(
 ) -> float | None:
     """The smallest true difference that a comparison shows with 80 % power, after Holm's first step.
 
-    The median of `detectable_difference` over the comparisons, at the level 0.05 share / m.
+    The median of `detectable_difference` over the comparisons, at the level 0.05 share / m. It is infinite
+    where no difference is shown so often that the metric can have: means of 0 and 1 differ by 1 at most.
 
     Args:
         panel: of the split on which settings are compared.
@@ -101,7 +103,10 @@ def minimum_detectable_difference(
         detectable_difference(panel, int(i), int(j), level=level, power=POWER, flips=flips) for i, j in pairs
     ]
     smallest = [difference for difference in smallest if difference > 0]
-    return float(np.median(smallest)) if smallest else None
+    if not smallest:
+        return None
+    median = float(np.median(smallest))
+    return math.inf if panel.binary and median > 1 else median
 
 
 def pareto_front(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,12 @@ class Family:
     size: int
     share: float = 1.0
 
+    def without(self, point: str, against: str | None) -> Family:
+        """The family without one of its pairs, which is compared elsewhere."""
+        names = self.panel.names
+        kept = [(i, j) for i, j in self.pairs if (names[i], names[j]) != (point, against)]
+        return replace(self, pairs=np.array(kept, dtype=np.intp).reshape(-1, 2))
+
     def comparisons(self, differences: Sequence[Estimate], *, flips: int, seed: int) -> list[Comparison]:
         """Test each pair, whose difference was estimated already."""
         p_values = paired_p_values(self.panel, self.pairs, flips=flips, seed=seed)
@@ -44,13 +50,32 @@ class Family:
         ]
 
 
-def independent_family(panel: Panel, split: str, points: Integers, chosen: int, base: int | None) -> Family:
-    """Compare points with the chosen one and the base on data that had no part in the choice.
+def every_pair(settings: int, inputs: int) -> int:
+    """The number of pairs of settings, and of a setting and an input."""
+    return settings * (settings - 1) // 2 + settings * inputs
 
-    The pairs were fixed before the data were seen, so the correction is for those that are made.
+
+def independent_family(
+    panel: Panel,
+    split: str,
+    points: Integers,
+    chosen: int,
+    base: int | None,
+    best_input: int | None = None,
+    *,
+    eligible: int = 0,
+) -> Family:
+    """Compare points with the chosen one and the base on examples that had no part in the choice.
+
+    Without replicates the pairs were fixed before the data were seen, so the correction is for those that are
+    made. Replicates did have a part: the same models were measured when the point was chosen, and a point
+    that was lucky in its seeds is lucky on any examples. Then the correction is for all pairs of `eligible`.
     """
-    pairs = _pairs(points, chosen, base)
-    return Family(panel, split, pairs, len(pairs))
+    pairs = _pairs(points, chosen, base, best_input)
+    size, inputs = len(pairs), (base is not None) + (best_input is not None)
+    if (panel.counts[points] > 1).any():
+        size = max(size, every_pair(max(eligible, len(points)), inputs))
+    return Family(panel, split, pairs, size)
 
 
 def selected_family(
@@ -60,16 +85,31 @@ def selected_family(
     points: Integers,
     chosen: int,
     base: int | None,
+    best_input: int | None = None,
+    *,
+    inputs: int = 0,
     dropped: int = 0,
 ) -> Family:
     """Compare points with the best one and the base on the data that made it the best.
 
     Any two of the eligible points could have been compared, since any could have been the best, and so could
-    those that a race dropped. The correction is for all their pairs, whichever are looked at.
+    those that a race dropped, and any of the inputs could have been the best one. The correction is for all
+    these pairs, whichever are looked at.
+
+    Args:
+        panel: of all of them.
+        split: its name.
+        eligible: the points that could have been chosen.
+        points: those that are compared.
+        chosen: the best of them.
+        base: the input with which all are compared; None without one.
+        best_input: the best of the inputs, with which the chosen point is compared; None without one.
+        inputs: how many inputs could have been the best, the base not counted.
+        dropped: how many more points could have been chosen.
     """
-    count = len(eligible) + dropped
-    size = count * (count - 1) // 2 + (count if base is not None else 0)
-    return Family(panel, split, _pairs(points, chosen, base), size)
+    others = (base is not None) + (inputs if best_input is not None else 0)
+    size = every_pair(len(eligible) + dropped, others)
+    return Family(panel, split, _pairs(points, chosen, base, best_input), size)
 
 
 def columns(
@@ -99,9 +139,11 @@ def columns(
     return tuple(table)
 
 
-def _pairs(points: Integers, chosen: int, base: int | None) -> Integers:
-    """Each point against the chosen one, then each against the base."""
+def _pairs(points: Integers, chosen: int, base: int | None, best_input: int | None = None) -> Integers:
+    """Pair each point with the chosen one and with the base, then the chosen one with the best input."""
     pairs = [(point, chosen) for point in points if point != chosen]
     if base is not None:
         pairs += [(point, base) for point in points if point != base]
+    if best_input is not None and best_input != base:
+        pairs.append((chosen, best_input))
     return np.array(pairs, dtype=np.intp).reshape(-1, 2)

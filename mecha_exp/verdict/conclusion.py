@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,8 +17,8 @@ from mecha_exp.verdict.intervals import RESAMPLES, Estimate, student
 from mecha_exp.verdict.normalisation import guess_experts, usable_experts
 from mecha_exp.verdict.paired_tests import FLIPS
 from mecha_exp.verdict.panel import Integers, Panel
-from mecha_exp.verdict.result import Comparison, Cost, Score, Verdict
-from mecha_exp.verdict.scoring import measure
+from mecha_exp.verdict.result import Comparison, Cost, Detectable, Score, Verdict
+from mecha_exp.verdict.scoring import counting_choice, measure
 
 MOST_COMPARED = 1000
 """How many settings are compared and have intervals. Time and memory grow with each by a bootstrap."""
@@ -38,6 +38,7 @@ class _Question:
     flips: int
     seed: int
     dropped: int = 0
+    fresh: Sequence[Candidate] = ()
 
     @cached_property
     def recipes(self) -> dict[str, str | None]:
@@ -62,18 +63,31 @@ class _Question:
 
     def base_in(self, panel: Panel) -> int | None:
         """The place of the base; None if it is not there."""
-        return panel.index(self.base) if self.base is not None and self.base in panel.names else None
+        return _place(panel, self.base)
+
+    def best_input(self, panel: Panel) -> str | None:
+        """The best of the inputs; None if none is there."""
+        names = [n for n in dict.fromkeys(model.name for model in self.inputs) if n in panel.names]
+        if not names:
+            return None
+        places = [panel.index(name) for name in names]
+        return names[best(panel.scores[places], self.direction)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """The outcomes on the split of the choice and on the one that is reported, which may be one."""
+    """The outcomes on the split of the choice and on the one that is reported, which may be one.
+
+    `fresh` has new replicates of the chosen setting, and the inputs, on the reported split.
+    """
 
     selection: Panel
     selected_on: str
     reported: Panel
     reported_on: str
     chosen: str
+    best_input: str | None = None
+    fresh: Panel | None = None
 
     @property
     def separate(self) -> bool:
@@ -94,6 +108,7 @@ def conclude(
     flips: int = FLIPS,
     seed: int = 0,
     dropped: int = 0,
+    fresh: Sequence[Candidate] = (),
 ) -> Verdict:
     """Choose the best point on one split, report it on another, and say what the data can tell apart.
 
@@ -101,7 +116,11 @@ def conclude(
     recipe and the best others are compared and have intervals; all take part in the choice.
     On the reported split, points that were chosen elsewhere are compared, and Holm's correction is for the
     comparisons that are made. Where points are chosen and compared on the same data, any two could have been
-    compared, and the correction is for all pairs. Where there are both kinds, each has half of the 5 %.
+    compared, and the correction is for all pairs. Of points with replicates it is for all pairs in any case,
+    since a choice favours lucky replicates. Where there are several kinds, the 5 % are shared among them.
+
+    Examples are random, and so are replicates; effects of a replicate may be shared between settings or not,
+    and may be larger in some. Intervals and tests cover both.
 
     Args:
         points: of the sweep, a candidate for each replicate.
@@ -116,11 +135,15 @@ def conclude(
         flips: sign patterns for permutation tests.
         seed: same seed, same verdict.
         dropped: how many more settings could have been chosen, had a race not dropped them.
+        fresh: new replicates of the chosen setting on the reported split, measured after the choice. The
+            report is theirs then, if they are of the setting that is chosen, and two at least.
 
     Returns:
         The verdict. Whatever limits it is a sentence of its notes; unusable outcomes raise nothing.
     """
-    question = _Question(points, inputs, metric, direction, base, expert_of, resamples, flips, seed, dropped)
+    question = _Question(
+        points, inputs, metric, direction, base, expert_of, resamples, flips, seed, dropped, fresh
+    )
     if not any(point.outcomes for point in points):
         return _of_numbers(question, splits)
     notes: list[str] = []
@@ -129,16 +152,23 @@ def conclude(
         return replace(panels, notes=tuple(dict.fromkeys(notes)))
     chosen = _best_of_recipes(question, panels.selection)
     families = _families(question, panels, [*chosen.values()])
-    notes += sentences.limits(
-        panels.selection, question.places(panels.selection), direction, panels.selected_on
+    eligible = question.places(panels.selection)
+    notes += sentences.limits(panels.selection, eligible, direction, panels.selected_on, dropped=dropped)
+    notes += sentences.limits_of_report(
+        panels.fresh or panels.reported,
+        panels.reported_on,
+        panels.chosen,
+        base,
+        separate=panels.separate,
     )
-    notes += sentences.limits_of_report(panels.reported, panels.reported_on, base, separate=panels.separate)
+    notes += _limits_of_replicates(question, panels)
     if (count := len(question.places(panels.selection))) > MOST_COMPARED and len(families[-1].pairs):
         notes.append(
             f"The best {MOST_COMPARED:,} of the {count:,} settings, with the best of each recipe, are "
             "compared with the chosen one and have intervals; the correction counts all pairs."
         )
-    scores, comparisons = _measure(question, panels, families, notes)
+    scores, selected, comparisons = _measure(question, panels, families, notes)
+    notes += sentences.limits_of_tests(families, comparisons)
     rows = [panels.reported.index(name) for name in chosen.values() if name in panels.reported.names]
     table = columns(panels.reported, np.array(rows, dtype=np.intp), direction, flips=flips, seed=seed)
     return Verdict(
@@ -146,8 +176,8 @@ def conclude(
         direction,
         panels.selected_on,
         panels.reported_on,
-        next(s for s in scores if (s.point, s.split) == (panels.chosen, panels.reported_on)),
-        _cost(question, panels, families[0]),
+        selected,
+        _cost(question, panels, families),
         tuple(scores),
         chosen,
         tuple(comparisons),
@@ -156,7 +186,35 @@ def conclude(
         panels.reported.clusters,
         base,
         tuple(dict.fromkeys(notes)),
+        panels.best_input,
+        selected.replicates if panels.fresh else 0,
+        _covered(question, panels),
     )
+
+
+def _covered(question: _Question, panels: _Data) -> tuple[str, ...]:
+    """What the interval of the chosen setting covers."""
+    panel = panels.fresh or panels.reported
+    replicated = panel.counts[panel.index(panels.chosen)] > 1
+    counted = _counts_choice(question, panels)
+    return ("examples", *(("replicates",) if replicated else ()), *(("choice",) if counted else ()))
+
+
+def _counts_choice(question: _Question, panels: _Data) -> bool:
+    """Whether the reported examples, or replicates, are those by which the setting was chosen."""
+    several = len(question.places(panels.selection)) + question.dropped > 1
+    replicated = panels.reported.counts[panels.reported.index(panels.chosen)] > 1
+    return several and panels.fresh is None and (replicated or not panels.separate)
+
+
+def _limits_of_replicates(question: _Question, panels: _Data) -> list[str]:
+    """What limits a choice among models that were drawn: lucky replicates, or one of each alone."""
+    if panels.fresh is not None:
+        return []
+    draws = any(point.draws for point in question.points if point.name == panels.chosen)
+    count = int(panels.reported.counts[panels.reported.index(panels.chosen)])
+    several = len(question.places(panels.selection)) + question.dropped > 1
+    return sentences.limits_of_choice(panels.chosen, count, draws=draws, several=several)
 
 
 def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data | Verdict:
@@ -177,9 +235,23 @@ def _read(question: _Question, splits: Sequence[str], notes: list[str]) -> _Data
         points = [point for point in question.points if reported_on in point.outcomes]
         reported = _panel(question, reported_on, points, notes)
         if reported is not None and chosen in reported.names:
-            return _Data(selection, selected_on, reported, reported_on, chosen)
+            best_input = question.best_input(selection) or question.best_input(reported)
+            fresh = _fresh(question, chosen, reported_on, notes)
+            return _Data(selection, selected_on, reported, reported_on, chosen, best_input, fresh)
         notes.append(f"The chosen point '{chosen}' has no outcomes on '{reported_on}' that can be reported.")
-    return _Data(selection, selected_on, selection, selected_on, chosen)
+    best_input = question.best_input(selection)
+    return _Data(selection, selected_on, selection, selected_on, chosen, best_input)
+
+
+def _fresh(question: _Question, chosen: str, split: str, notes: list[str]) -> Panel | None:
+    """New replicates of the chosen setting, with the inputs; None where there are fewer than two."""
+    if not question.fresh:
+        return None
+    if any(point.name != chosen for point in question.fresh):
+        notes.append(f"The new replicates are of another setting than '{chosen}', which is chosen now.")
+        return None
+    panel = _panel(question, split, question.fresh, notes)
+    return panel if panel and chosen in panel.names and panel.counts[panel.index(chosen)] > 1 else None
 
 
 def _best_place(question: _Question, selection: Panel) -> int:
@@ -201,10 +273,15 @@ def _families(question: _Question, panels: _Data, best_of_recipes: Sequence[str]
     eligible = question.places(panels.selection)
     panel = question.best_part(panels.selection, [panels.chosen, *best_of_recipes])
     points, best_place, base = question.places(panel), panel.index(panels.chosen), question.base_in(panel)
+    inputs = len({model.name for model in question.inputs} - {question.base})
     if not panels.separate:
+        best_input = _place(panel, panels.best_input)
         return [
-            selected_family(panel, panels.selected_on, eligible, points, best_place, base, question.dropped)
-        ]
+            selected_family(
+                panel, panels.selected_on, eligible, points, best_place, base, best_input,
+                inputs=inputs, dropped=question.dropped,
+            )
+        ]  # fmt: skip
     reported = panels.reported
     rest = np.array([p for p in points if panel.names[p] not in reported.names], dtype=np.intp)
     first = independent_family(
@@ -213,17 +290,48 @@ def _families(question: _Question, panels: _Data, best_of_recipes: Sequence[str]
         question.places(reported),
         reported.index(panels.chosen),
         question.base_in(reported),
+        None if panels.fresh else _place(reported, panels.best_input),
+        eligible=len(eligible) + question.dropped,
     )
-    second = selected_family(panel, panels.selected_on, eligible, rest, best_place, base, question.dropped)
-    share = 0.5 if len(rest) and len(first.pairs) else 1.0
-    return [replace(first, share=share), replace(second, share=share)]
+    second = selected_family(
+        panel, panels.selected_on, eligible, rest, best_place, base, dropped=question.dropped
+    )
+    families = [first, second]
+    if panels.fresh is not None:
+        families = [
+            _of_fresh(question, panels, panels.fresh),
+            first.without(panels.chosen, question.base),
+            second,
+        ]
+    share = 1 / max(1, sum(len(family.pairs) > 0 for family in families))
+    return [replace(family, share=share) for family in families]
+
+
+def _of_fresh(question: _Question, panels: _Data, fresh: Panel) -> Family:
+    """The chosen setting, by its new replicates, against the base and the best input."""
+    place = np.array([fresh.index(panels.chosen)], dtype=np.intp)
+    return independent_family(
+        fresh,
+        panels.reported_on,
+        place,
+        int(place[0]),
+        question.base_in(fresh),
+        _place(fresh, panels.best_input),
+        eligible=1,
+    )
+
+
+def _place(panel: Panel, name: str | None) -> int | None:
+    """The place of a setting or an input; None if it is not there."""
+    return panel.index(name) if name is not None and name in panel.names else None
 
 
 def _measure(
     question: _Question, panels: _Data, families: Sequence[Family], notes: list[str]
-) -> tuple[list[Score], list[Comparison]]:
-    """Scores and comparisons of all families."""
+) -> tuple[list[Score], Score, list[Comparison]]:
+    """Scores of all families, that of the chosen setting as it is reported, and comparisons."""
     scores: list[Score] = []
+    fresh: list[Score] = []
     comparisons: list[Comparison] = []
     names = [model.name for model in question.inputs]
     experts = question.expert_of or guess_experts(
@@ -236,9 +344,22 @@ def _measure(
         measured = measure(
             family.panel, family.pairs, places, resamples=question.resamples, seed=question.seed
         )
-        scores += measured.scores(family.panel, question.recipes, family.split)
+        of_family = fresh if family.panel is panels.fresh else scores
+        of_family += measured.scores(family.panel, question.recipes, family.split)
         comparisons += family.comparisons(measured.differences, flips=question.flips, seed=question.seed)
-    return scores, comparisons
+    where = (panels.chosen, panels.reported_on)
+    selected = next(score for score in (*fresh, *scores) if (score.point, score.split) == where)
+    if _counts_choice(question, panels):
+        overall = counting_choice(
+            panels.reported,
+            panels.reported.index(panels.chosen),
+            selected.overall,
+            candidates=len(question.places(panels.selection)) + question.dropped,
+            direction=question.direction,
+            same_data=not panels.separate,
+        )
+        selected = replace(selected, overall=overall)
+    return scores, selected, comparisons
 
 
 def _best_of_recipes(question: _Question, selection: Panel) -> dict[str, str]:
@@ -256,7 +377,7 @@ def _best_of_recipes(question: _Question, selection: Panel) -> dict[str, str]:
     }
 
 
-def _cost(question: _Question, panels: _Data, family: Family) -> Cost:
+def _cost(question: _Question, panels: _Data, families: Sequence[Family]) -> Cost:
     """What choosing cost: candidates, the gap between splits, the cross-validated score, the resolution."""
     eligible = question.places(panels.selection)
     estimate = float(panels.selection.scores[panels.selection.index(panels.chosen)])
@@ -268,10 +389,28 @@ def _cost(question: _Question, panels: _Data, family: Family) -> Cost:
         None
         if question.dropped  # by all examples, so that none has no part in the choice
         else cross_validated(panels.selection, eligible, question.direction, seed=question.seed),
-        minimum_detectable_difference(
-            family.panel, family.pairs, family.size, family.share, flips=question.flips
-        ),
+        question.dropped,
+        tuple(_detectable(question, panels, families)),
     )
+
+
+def _detectable(question: _Question, panels: _Data, families: Sequence[Family]) -> Iterator[Detectable]:
+    """What the comparison with the base shows, and what most comparisons of settings do."""
+    pairs: dict[str | None, list[tuple[Family, Integers]]] = {question.base: [], None: []}
+    for family in families:
+        names = np.array(family.panel.names)[family.pairs]
+        chosen = (names == panels.chosen).any(axis=1)
+        of_base = (names == question.base).any(axis=1)
+        pairs[question.base].append((family, family.pairs[chosen & of_base]))
+        settings = np.isin(names, list({point.name for point in question.points})).all(axis=1)
+        pairs[None].append((family, family.pairs[chosen & settings]))
+    for against, groups in pairs.items():
+        family, most = max(groups, key=lambda group: len(group[1]))
+        smallest = minimum_detectable_difference(
+            family.panel, most, family.size, family.share, flips=question.flips
+        )
+        if smallest is not None:
+            yield Detectable(against, family.split, smallest)
 
 
 def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:

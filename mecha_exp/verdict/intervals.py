@@ -1,4 +1,4 @@
-"""Confidence intervals: Wilson for proportions, the bootstrap over clusters and replicates for the rest."""
+"""Confidence intervals: Wilson for proportions, else the bootstrap over clusters; t over replicates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mecha_exp.verdict.panel import Floats, Panel, TaskPanel
+from mecha_exp.verdict.panel import Floats, Panel
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -31,6 +31,14 @@ class Estimate:
         return self.low, self.high
 
 
+def student_quantile(freedom: ArrayLike, p: ArrayLike = 1 - CONFIDENCE) -> Floats:
+    """What |t| exceeds with probability p, by Student's t; an infinite freedom is the normal distribution."""
+    from scipy.special import stdtrit
+
+    quantile: Floats = -stdtrit(np.asarray(freedom, dtype=np.float64), np.asarray(p) / 2)
+    return quantile
+
+
 def wilson(successes: ArrayLike, count: int) -> tuple[Floats, Floats]:
     """Wilson's score interval of proportions: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
 
@@ -43,9 +51,7 @@ def wilson(successes: ArrayLike, count: int) -> tuple[Floats, Floats]:
 
     Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
     """
-    from scipy.special import ndtri
-
-    z, share = float(ndtri((1 + CONFIDENCE) / 2)), np.asarray(successes, dtype=np.float64) / count
+    z, share = float(student_quantile(math.inf)), np.asarray(successes, dtype=np.float64) / count
     middle = share + z * z / (2 * count)
     spread = z * np.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
@@ -59,11 +65,10 @@ def unseen(count: int) -> float:
 
 
 class Resampling:
-    """Draws of a panel's clusters and replicates with replacement.
+    """Draws of a panel's clusters with replacement.
 
     Clusters are drawn within strata (the tasks that they have examples of), the same for all settings:
-    differences are paired. Replicates are the outer level: settings with the same labels share their draws.
-    The deviations of drawn replicates are widened by sqrt(R / (R - 1)), since R of them spread too little.
+    differences are paired. Replicates are not drawn, since they are few: see `over_replicates`.
 
     Args:
         panel: whose settings are measured.
@@ -98,39 +103,77 @@ class Resampling:
             flat = np.concatenate([(offsets + place).reshape(-1) for place in places])
             yield np.bincount(flat, minlength=rows * clusters).reshape(rows, clusters).astype(np.float64)
 
-    def over_replicates(self, drawn: Floats) -> Floats:
-        """Average columns over drawn replicates, [resamples, candidates] to [resamples, settings]."""
-        panel, averaged = self._panel, self._panel.by_setting(drawn)
-        if not panel.replicated:
-            return averaged
-        shares: dict[tuple[str, ...], Floats] = {}
-        for setting, (labels, start) in enumerate(zip(panel.replicates, panel.starts, strict=True)):
-            count = len(labels)
-            if count == 1:
-                continue
-            order = np.argsort(np.array(labels))
-            group = tuple(sorted(labels))
-            if group not in shares:
-                random = np.random.default_rng([self._seed, 2, len(shares)])
-                weights = random.multinomial(count, np.full(count, 1 / count), size=self._resamples)
-                shares[group] = (weights / count - 1 / count) * math.sqrt(count / (count - 1))
-            columns = drawn[:, start : start + count][:, order]
-            averaged[:, setting] += (shares[group] * columns).sum(axis=1)
-        return averaged
 
+def percentile_bounds(draws: Floats, values: Floats, panel: Panel) -> tuple[Floats, Floats]:
+    """The 2.5 % and 97.5 % quantiles over the first axis, as far from the values as few clusters demand.
 
-def percentile_bounds(draws: Floats) -> tuple[Floats, Floats]:
-    """The 2.5 % and 97.5 % quantiles over the first axis (percentile bootstrap; Efron 1979)."""
+    Draws of C clusters in S strata spread too little by sqrt((C - S) / C), and normal quantiles are short by
+    t / z with C - S degrees of freedom; both are made up for. C is the effective number of clusters. With as
+    many strata as clusters nothing is known of the spread, and nothing is widened.
+
+    Source: Efron 1979 (percentile bootstrap); Hesterberg 2015, arXiv:1411.5279 (its narrowness).
+    """
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
-    return low, high
+    factor = _for_few(panel.effective_clusters, len(np.unique(panel.strata)))
+    return values - factor * (values - low), values + factor * (high - values)
 
 
-def task_bounds(panel: Panel, task: TaskPanel, draws: Floats) -> tuple[Floats, Floats]:
-    """Bounds of the task's means, [settings]: Wilson for proportions without clusters, else of the draws."""
-    if task.binary and not task.clustered and not panel.replicated:
+def _for_few(clusters: float, strata: int) -> float:
+    """What the deviations of a bootstrap's quantiles are multiplied by."""
+    if clusters <= strata + _EQUAL:
+        return 1.0
+    freedom = clusters - strata
+    quantiles = student_quantile(max(freedom, 1.0)) / student_quantile(math.inf)
+    return float(quantiles) * math.sqrt(clusters / freedom)
+
+
+def over_replicates(bounds: tuple[Floats, Floats], values: Floats, squares: Floats) -> tuple[Floats, Floats]:
+    """Bounds over examples and replicates: v - sqrt((v - low)^2 + s) below, and the like above.
+
+    Examples and replicates are crossed, and both are random. The interval of the sum of two errors holds at
+    least what it says where each has its own quantile of Student's t (Banerjee 1960; `two_way` is its test).
+
+    Args:
+        bounds: over examples.
+        values: means over examples and replicates.
+        squares: t^2 times the squared standard error over replicates, as `replicate_squares` has it.
+    """
+    low, high = bounds
+    return values - np.sqrt((values - low) ** 2 + squares), values + np.sqrt((high - values) ** 2 + squares)
+
+
+def replicate_squares(panel: Panel, columns: Floats, p: float = 1 - CONFIDENCE) -> Floats:
+    """t(p, R - 1)^2 / R times the variance of each setting's R replicates, [settings]; 0 where R is 1.
+
+    Args:
+        panel: that has the settings.
+        columns: a number for each candidate, [candidates].
+        p: two-sided; the interval's level is 1 - p.
+    """
+    squares = np.zeros(len(panel.names))
+    for setting, (start, count) in enumerate(zip(panel.starts, panel.counts.astype(int), strict=True)):
+        if count > 1:
+            t = float(student_quantile(count - 1, p))
+            squares[setting] = t * t * columns[start : start + count].var(ddof=1) / count
+    return squares
+
+
+def uses_wilson(panel: Panel, name: str) -> bool:
+    """Whether a task's means are proportions of independent examples, without replicates."""
+    task = panel.tasks[name]
+    return task.binary and not task.clustered and not panel.replicated
+
+
+def task_bounds(panel: Panel, name: str, draws: Floats) -> tuple[Floats, Floats]:
+    """Bounds of a task's means, [settings]: Wilson for proportions without clusters, else of the draws."""
+    task = panel.tasks[name]
+    if uses_wilson(panel, name):
         return wilson(task.sums.sum(axis=0), task.examples)
-    return widened(percentile_bounds(draws), panel.by_setting(task.means), task.binary, len(task.sizes))
+    values = panel.by_setting(task.means)
+    bounds = percentile_bounds(draws, values, panel.restricted(name))
+    bounds = over_replicates(bounds, values, replicate_squares(panel, task.means))
+    return widened(bounds, values, task.binary, len(task.sizes))
 
 
 def widened(
@@ -150,7 +193,7 @@ def widened(
 
 
 def macro_bounds(
-    draws: Floats, values: Floats, tasks: Sequence[tuple[Floats, tuple[Floats, Floats], bool]]
+    panel: Panel, draws: Floats, tasks: Sequence[tuple[Floats, tuple[Floats, Floats], bool]]
 ) -> tuple[Floats, Floats]:
     """Bounds of macro means, [settings]: of the draws, and of tasks that are all hits or all misses.
 
@@ -158,13 +201,15 @@ def macro_bounds(
     ((m_t - l_t) / T)^2) below, and the like above.
 
     Args:
+        panel: whose macro means m these are.
         draws: of the macro means, [resamples, settings].
-        values: the macro means m, [settings].
         tasks: means m_t and bounds of each of the T tasks, [settings], and whether outcomes are 0 or 1.
 
     Source: Zou and Donner 2008, "Construction of confidence limits about effect measures" (MOVER).
     """
-    low, high = percentile_bounds(draws)
+    values = panel.scores
+    low, high = percentile_bounds(draws, values, panel)
+    low, high = over_replicates((low, high), values, replicate_squares(panel, panel.column_scores))
     below, above = (values - low) ** 2, (high - values) ** 2
     for means, (task_low, task_high), binary in tasks:
         alike = (means <= _EQUAL) | (means >= 1 - _EQUAL) if binary else np.zeros(len(means), dtype=bool)
@@ -189,7 +234,5 @@ def student(values: NDArray[np.float64]) -> Estimate:
         mean, count = float(values.mean()), len(values)
     if count < 2 or not math.isfinite(mean):
         return Estimate(mean)
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * values.std(ddof=1) / math.sqrt(count))
+    half = float(student_quantile(count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mecha_exp.verdict.intervals import student_quantile
 from mecha_exp.verdict.panel import Floats, Integers, Panel
 
 FLIPS = 9999
@@ -17,6 +18,8 @@ _ENOUGH = 100
 """The number of sums beyond the observed one that settles a large p-value (Besag and Clifford 1991)."""
 _DRAWS_FOR_A_LEVEL = 20
 """The number of draws beyond the observed sum to be expected at a level; below it the bound decides."""
+_LEAST, _HALVINGS = 1e-300, 40
+"""The least p-value over replicates, and how often the range of its logarithm is halved."""
 _SPREADS = 64
 """Quantiles by which the spread of replicates is averaged over."""
 _GAUSSIAN_FACTOR = 1 / (4 * 0.0786496035251426)
@@ -113,47 +116,54 @@ def _drawn(contributions: Floats, pairs: Integers, flips: int, seed: int) -> Flo
 
 
 def two_way(panel: Panel, pairs: Integers) -> Floats:
-    """Two-sided p-values of differences over examples and replicates, which are crossed.
+    """Two-sided p-values of differences over examples and replicates, both random, which are crossed.
 
-    t = difference / sqrt(V_replicates / R + V_clusters / C), with Satterthwaite's degrees of freedom.
-    Replicates are paired where both settings have the same labels.
+    p solves difference^2 = t(p, C - 1)^2 V_examples + sum t(p, R - 1)^2 V_replicates, where V are squared
+    standard errors and t(p, f) the two-sided quantile of Student's t with f degrees of freedom. It is never
+    above the p of a t test with the degrees of freedom of the replicates alone, and holds its level for any
+    spread that replicates may have, another one in each setting. Replicates are paired where both settings
+    have the same labels, so that effects which they share cancel.
+
+    Source: Banerjee 1960, "Approximate confidence interval for linear functions of means of k populations
+    when the population variances are not equal", Sankhya 22.
     """
     from scipy.special import stdtr
 
     p_values = np.ones(len(pairs))
-    for number, (one, other) in enumerate(pairs):
-        error, freedom = standard_error(panel, int(one), int(other))
-        if error > 0:
-            t = abs(panel.scores[one] - panel.scores[other]) / error
-            p_values[number] = 2 * stdtr(freedom, -t)
+    if not len(pairs):
+        return p_values
+    errors, freedom = map(np.array, zip(*(_padded(panel, int(i), int(j)) for i, j in pairs), strict=True))
+    squares = (panel.scores[pairs[:, 0]] - panel.scores[pairs[:, 1]]) ** 2
+    differing = np.flatnonzero((errors.sum(axis=1) > 0) & (squares > 0))
+    errors, freedom, squares = errors[differing], freedom[differing], squares[differing, None]
+    t = np.sqrt(squares / errors.sum(axis=1, keepdims=True))
+    ends = np.log(2 * stdtr(np.where(errors > 0, freedom, np.inf), -t).clip(_LEAST))
+    low, high = ends.min(axis=1, keepdims=True), ends.max(axis=1, keepdims=True)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        needed = (student_quantile(freedom, np.exp(middle)) ** 2 * errors).sum(axis=1, keepdims=True)
+        low, high = np.where(needed > squares, middle, low), np.where(needed > squares, high, middle)
+    p_values[differing] = np.exp(high[:, 0])
     return p_values
 
 
-def standard_error(panel: Panel, one: int, other: int) -> tuple[float, float]:
-    """Compute a difference's standard error over examples and replicates, and Satterthwaite's freedom."""
-    clusters, replicates, replicate_freedom = squared_errors(panel, one, other)
-    total = clusters + replicates
-    if total <= 0:
-        return 0.0, math.inf
-    return math.sqrt(total), float(_freedom(panel, clusters, np.array(replicates), replicate_freedom))
-
-
-def _freedom(panel: Panel, clusters: float, replicates: Floats, replicate_freedom: float) -> Floats:
-    """Satterthwaite's degrees of freedom of the sum of two squared errors, for any of the second."""
-    parts = clusters**2 / max(panel.clusters - 1, 1) + replicates**2 / max(replicate_freedom, 1)
-    freedom: Floats = (clusters + replicates) ** 2 / parts
-    return freedom
+def _padded(panel: Panel, one: int, other: int) -> tuple[Floats, Floats]:
+    """`squared_errors` as three parts each; those that are not there are 0, with one degree of freedom."""
+    errors, freedom = squared_errors(panel, one, other)
+    rest = 3 - len(errors)
+    return np.pad(errors, (0, rest)), np.pad(freedom, (0, rest), constant_values=1.0)
 
 
 def detectable_difference(
     panel: Panel, one: int, other: int, *, level: float, power: float, flips: int = FLIPS
 ) -> float:
-    """The true difference of two settings that their test shows with a power, at a level of its p-value.
+    """The true difference D of two settings that their test shows with a power, at a level of its p-value.
 
-    (c + z_power) times the standard error, where c is what the test of this pair needs: the normal quantile
-    and one example more for McNemar's test, which counts whole examples; for drawn signs the normal quantile,
-    or that of their bound where draws are too coarse. With replicates c varies from one set of replicates to
-    the next, with their spread, and the difference is that whose power over all such spreads is as asked.
+    D = c sqrt(V + D^2 / C) + z_power sqrt(V), where V is the squared standard error of the difference over C
+    clusters, and c what the test of this pair needs: the normal quantile and one example more for McNemar's
+    test, which counts whole examples; for drawn signs the normal quantile, or that of their bound where draws
+    are too coarse. With replicates c varies from one set of replicates to the next, with their spread, and
+    the difference is that whose power over all such spreads is as asked.
 
     Args:
         panel: of both settings.
@@ -168,52 +178,94 @@ def detectable_difference(
     """
     from scipy.special import ndtri
 
-    error, _ = standard_error(panel, one, other)
-    if error == 0:
+    differences = panel.contributions[:, one] - panel.contributions[:, other]
+    sizes = np.abs(differences)
+    if not len(sizes) or not sizes.max():
         return 0.0
+    spread, more = _spread(panel, differences), 0.0
     if (panel.counts[[one, other]] > 1).any():
-        return _detectable_by_t(panel, one, other, level, power)
-    sizes = np.abs(panel.contributions[:, one] - panel.contributions[:, other])
+        return _detectable_by_t(panel, (one, other), spread, level, power)
     sizes = sizes[sizes > _TIE * sizes.max()]
+    tail = level / 2
     if np.ptp(sizes) <= _TIE * sizes.max():
-        return float(ndtri(1 - level / 2) + ndtri(power)) * error + float(sizes[0])
-    tail = level / 2 if level * (flips + 1) >= _DRAWS_FOR_A_LEVEL else level / (2 * _GAUSSIAN_FACTOR)
-    return float(-ndtri(tail) + ndtri(power)) * error
+        more = float(sizes[0])
+    elif level * (flips + 1) < _DRAWS_FOR_A_LEVEL:
+        tail = level / (2 * _GAUSSIAN_FACTOR)
+    needed, wanted = -float(ndtri(tail)), more + float(ndtri(power)) * math.sqrt(spread)
+    share = needed**2 / panel.effective_clusters
+    if share >= 1:
+        return math.inf
+    root = share * wanted**2 + (1 - share) * needed**2 * spread
+    return (wanted + math.sqrt(root)) / (1 - share)
 
 
-def _detectable_by_t(panel: Panel, one: int, other: int, level: float, power: float) -> float:
+def _spread(panel: Panel, differences: Floats) -> float:
+    """The squared standard error of a sum of differences over clusters, apart from their mean."""
+    return float(((differences - differences.sum() * panel.weights) ** 2).sum())
+
+
+def _detectable_by_t(panel: Panel, pair: tuple[int, int], spread: float, level: float, power: float) -> float:
     """The difference that `two_way` shows with a power, over the spreads that replicates may have."""
     from scipy.optimize import brentq
-    from scipy.special import gammaincinv, ndtr, stdtrit
+    from scipy.special import gammaincinv, ndtr
 
-    clusters, replicates, freedom = squared_errors(panel, one, other)
-    half = max(freedom, 1) / 2
-    drawn = replicates * gammaincinv(half, (np.arange(_SPREADS) + 0.5) / _SPREADS) / half
-    critical = stdtrit(_freedom(panel, clusters, drawn, freedom), 1 - level / 2) * np.sqrt(clusters + drawn)
-    error = math.sqrt(clusters + replicates)
-    highest = float(critical.max()) + 10 * error
-    return float(brentq(lambda d: float(ndtr((d - critical) / error).mean()) - power, 0, highest))
+    errors, freedom = squared_errors(panel, *pair)
+    quantiles, places = student_quantile(freedom, level) ** 2, (np.arange(_SPREADS) + 0.5) / _SPREADS
+    halves = freedom[1:, None] / 2
+    drawn = errors[1:, None] * gammaincinv(halves, places) / halves
+    needed, error = quantiles[1:] @ drawn, math.sqrt(spread + errors[1:].sum())
+
+    def found(d: float) -> float:
+        critical = np.sqrt(quantiles[0] * (spread + d * d / panel.effective_clusters) + needed)
+        return float(ndtr((d - critical) / error).mean()) - power
+
+    highest = error
+    for _ in range(60):
+        if found(highest) > 0:
+            return float(brentq(found, 0, highest))
+        highest *= 2
+    return math.inf
 
 
-def squared_errors(panel: Panel, one: int, other: int) -> tuple[float, float, float]:
-    """Squared standard errors of a difference: over clusters, over replicates, and the latter's freedom."""
+def squared_errors(panel: Panel, one: int, other: int) -> tuple[Floats, Floats]:
+    """Squared standard errors of a difference with their degrees of freedom: over clusters, over replicates.
+
+    The latter are one of the differences where both settings have the same replicates, else one of each
+    setting with several. What replicates and examples do together is in both, so that their sum is not too
+    small.
+    """
     differences = panel.contributions[:, one] - panel.contributions[:, other]
-    clusters = float((differences**2).sum())
+    parts = [(float((differences**2).sum()), max(panel.effective_clusters - 1, 1.0))]
     scores = [dict(zip(panel.replicates[i], _column_scores(panel, i), strict=True)) for i in (one, other)]
     if set(scores[0]) == set(scores[1]):
         samples = [np.array([scores[0][label] - scores[1][label] for label in scores[0]])]
     else:
         samples = [np.array(list(score.values())) for score in scores]
-    parts = [(float(s.var(ddof=1)) / len(s), len(s) - 1) for s in samples if len(s) > 1]
-    replicates = sum(part for part, _ in parts)
-    denominator = sum(part**2 / freedom for part, freedom in parts)
-    return clusters, replicates, replicates**2 / denominator if denominator else 0.0
+    parts += [(float(s.var(ddof=1)) / len(s), len(s) - 1.0) for s in samples if len(s) > 1]
+    errors, freedom = np.array(parts).T
+    return errors, freedom
 
 
 def _column_scores(panel: Panel, setting: int) -> Floats:
     """The scores of a setting's replicates."""
     start = int(panel.starts[setting])
     return panel.column_scores[start : start + len(panel.replicates[setting])]
+
+
+def skewness(panel: Panel, parts: Floats) -> float:
+    """The skewness of a sum of parts under sampling of clusters: sum d^3 / (sum d^2)^1.5, less the mean.
+
+    0 for 0/1 outcomes without clusters, whose tests and intervals are exact whatever their skewness.
+
+    Args:
+        panel: that has the clusters.
+        parts: what each cluster adds to a score or to a difference, [clusters].
+    """
+    if panel.binary and panel.clusters == panel.examples:
+        return 0.0
+    centred = parts - parts.sum() * panel.weights
+    square = float((centred**2).sum())
+    return float((centred**3).sum()) / square**1.5 if square > 0 else 0.0
 
 
 def paired_p_values(panel: Panel, pairs: Integers, *, flips: int = FLIPS, seed: int = 0) -> Floats:

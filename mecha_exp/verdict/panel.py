@@ -141,6 +141,19 @@ class Panel:
             parts[task.members] += self.by_setting(task.sums) / (task.examples * len(self.tasks))
         return parts
 
+    @cached_property
+    def weights(self) -> Floats:
+        """The share of each cluster in macro means, float64 [clusters]; they add up to 1."""
+        weights = np.zeros(self.clusters)
+        for task in self.tasks.values():
+            weights[task.members] += task.sizes / (task.examples * len(self.tasks))
+        return weights
+
+    @cached_property
+    def effective_clusters(self) -> float:
+        """How many clusters of one weight w would tell as much: 1 / sum w^2 (Kish 1965)."""
+        return float(1 / (self.weights**2).sum())
+
     def index(self, name: str) -> int:
         """The place of a setting."""
         return self.names.index(name)

@@ -77,6 +77,21 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Detectable:
+    """The true difference that a kind of comparison shows with 80 % power, after its correction.
+
+    Attributes:
+        against: the base, if the chosen setting is compared with it; None for comparisons of settings.
+        split: on which they are compared.
+        difference: in units of the metric; infinite where none is shown that the metric can have.
+    """
+
+    against: str | None
+    split: str
+    difference: float
+
+
+@dataclass(frozen=True)
 class Cost:
     """What having chosen among many costs.
 
@@ -86,14 +101,22 @@ class Cost:
         gap: `selection_estimate` less the estimate on the reported split; None where they are one split.
         cross_validated: the score of choosing, on examples that had no part in the choice; None where there
             are too few examples.
-        minimum_detectable_difference: that a comparison shows with 80 % power; None where nothing differs.
+        dropped: how many of the candidates a race dropped.
+        detectable: what each kind of comparison shows with 80 % power.
     """
 
     candidates: int
     selection_estimate: float
     gap: float | None = None
     cross_validated: float | None = None
-    minimum_detectable_difference: float | None = None
+    dropped: int = 0
+    detectable: tuple[Detectable, ...] = ()
+
+    @property
+    def detectable_between_settings(self) -> float | None:
+        """The difference that comparisons of settings show; None without any, or where none is shown."""
+        smallest = [d.difference for d in self.detectable if d.against is None]
+        return smallest[0] if smallest and math.isfinite(smallest[0]) else None
 
 
 @dataclass(frozen=True)
@@ -115,6 +138,12 @@ class Verdict:
         clusters: how many independent sources these have.
         base: the input with which all settings are compared.
         notes: a sentence for each thing that limits the verdict.
+        best_input: the best of the measured inputs on `selected_on`, with which the chosen setting is
+            compared; None where there is none.
+        fresh: how many new replicates of the chosen setting `selected` is of, which had no part in the
+            choice; 0 where it is of those by which it was chosen.
+        covers: what the interval of `selected` covers: `examples`, `replicates`, and `choice` where the same
+            data, or the same replicates, made the setting the best.
     """
 
     metric: str
@@ -131,6 +160,9 @@ class Verdict:
     clusters: int = 0
     base: str | None = None
     notes: tuple[str, ...] = ()
+    best_input: str | None = None
+    fresh: int = 0
+    covers: tuple[str, ...] = ("examples",)
 
     def score(self, point: str, split: str | None = None) -> Score | None:
         """The score of a setting or an input on a split, `reported_on` by default; None if it has none."""
@@ -144,6 +176,12 @@ class Verdict:
     def against(self, name: str) -> tuple[Comparison, ...]:
         """The comparisons with one setting or input."""
         return tuple(comparison for comparison in self.comparisons if comparison.against == name)
+
+    def chosen_against(self, name: str | None) -> tuple[Comparison, ...]:
+        """The comparison of the chosen setting with an input; none where it was not compared."""
+        if name is None or self.selected is None:
+            return ()
+        return tuple(c for c in self.against(name) if c.point == self.selected.point)
 
     @property
     def with_chosen(self) -> list[Comparison]:
@@ -173,11 +211,14 @@ def as_json(verdict: Verdict) -> dict[str, object]:
             "point": selected.point,
             "estimate": _number(selected.overall.value),
             "ci95": _bounds(selected.overall),
+            "covers": list(verdict.covers),
+            "fresh": verdict.fresh,
             "variance": {source: _number(share) for source, share in selected.variance.items()},
         },
         "comparisons": [_comparison(comparison) for comparison in verdict.comparisons],
         "normalised": selected and _normalised(selected.normalised),
-        "minimum_detectable_difference": cost and _number(cost.minimum_detectable_difference),
+        "detectable": [_detectable(detectable) for detectable in cost.detectable] if cost else [],
+        "best_input": verdict.best_input,
         "selection_estimate": cost and _number(cost.selection_estimate),
         "selection_gap": cost and _number(cost.gap),
         "cross_validated": cost and _number(cost.cross_validated),
@@ -199,6 +240,12 @@ def _comparison(comparison: Comparison) -> dict[str, object]:
         "distinguishable": comparison.distinguishable,
         "split": comparison.split,
     }
+
+
+def _detectable(detectable: Detectable) -> dict[str, object]:
+    """A detectable difference as JSON; null where none is shown that the metric can have."""
+    difference = _number(detectable.difference)
+    return {"against": detectable.against, "split": detectable.split, "difference": difference}
 
 
 def _normalised(normalised: Normalised | None) -> dict[str, object] | None:

@@ -147,10 +147,10 @@ SETTINGS = {
 
 
 def few_layers(identifier: str, seed: int) -> StateDict:
-    """Some tensors of the UNet of a model config: two matrices, and one with a kernel."""
+    """Some tensors of the UNet of a model config: two matrices that tell the family, and a kernel."""
     infos = resolve(identifier).keys()
     of_unet = {key: info.shape for key, info in infos.items() if key.startswith("unet.")}
-    matrices = [key for key, shape in of_unet.items() if len(shape) == 2][:2]
+    matrices = [key for key, shape in of_unet.items() if len(shape) == 2 and "attn2.to_k" in key][:2]
     kernels = [key for key, shape in of_unet.items() if shape[2:] == (3, 3)][:1]
     generator = torch.Generator().manual_seed(seed)
     return {key: torch.randn(of_unet[key], generator=generator) for key in (*matrices, *kernels)}

@@ -68,6 +68,14 @@ def test_entries_are_whole_and_of_different_keys():
     assert text.count("\n@") + 1 == len(keys)
 
 
+def test_papers_name_every_author_and_where_they_appeared():
+    venues = {"article": "journal", "inproceedings": "booktitle", "incollection": "booktitle"}
+    for paper in (entry for entry in entries() if entry.kind != "software"):
+        assert "others" not in paper.fields["author"].split(" and "), paper.key
+        assert paper.fields.get(venues[paper.kind]), paper.key
+        assert paper.fields["year"] in paper.key, "a key has the year of its venue"
+
+
 @pytest.mark.parametrize(
     ("method", "keys"),
     [

@@ -61,7 +61,8 @@ def test_the_best_on_validation_is_reported_on_test(verdict):
     assert verdict.selected.overall.low < verdict.selected.overall.value < verdict.selected.overall.high
     assert verdict.cost.candidates == 5 and verdict.examples == verdict.clusters == 800
     assert verdict.cost.gap == pytest.approx(verdict.cost.selection_estimate - verdict.selected.overall.value)
-    assert 0 < verdict.cost.minimum_detectable_difference < 0.2
+    assert {d.against: d.split for d in verdict.cost.detectable} == {"base": "test", None: "test"}
+    assert all(0 < d.difference < 0.25 for d in verdict.cost.detectable)
 
 
 def test_points_are_compared_where_they_were_measured(verdict):
@@ -84,9 +85,9 @@ def test_the_json_has_the_fields_that_programs_read(verdict):
         "candidates",
         "selected",
     ]
-    fields += ["comparisons", "normalised", "minimum_detectable_difference"]
+    fields += ["comparisons", "normalised", "detectable"]
     assert list(content)[:9] == fields
-    assert set(content["selected"]) == {"recipe", "point", "estimate", "ci95", "variance"}
+    assert set(content["selected"]) == {"recipe", "point", "estimate", "ci95", "covers", "fresh", "variance"}
     assert set(content["comparisons"][0]) == {
         "point", "against", "difference", "ci95", "p", "p_holm", "distinguishable", "split",
     }  # fmt: skip
@@ -188,16 +189,18 @@ def test_a_metric_that_is_minimised_has_its_least_as_the_best():
         **QUICK,
     )
 
-    assert result.selected.point == "b" and "it is better than 'base' by 1 " in sentence(result)
+    assert result.selected.point == "b" and "it is better than 'base', the best input, by 1 " in sentence(
+        result
+    )
     assert any(note.startswith("Scores are not normalised") for note in result.notes)
 
 
 @pytest.mark.parametrize(
     ("direction", "mean", "said"),
     [
-        ("maximize", -1.0, "it is worse than 'base' by"),
-        ("minimize", -1.0, "it is better than 'base' by"),
-        ("maximize", -0.01, "it cannot be told from 'base' (difference"),
+        ("maximize", -1.0, "it is worse than 'base', the best input, by"),
+        ("minimize", -1.0, "it is better than 'base', the best input, by"),
+        ("maximize", -0.01, "it cannot be told from 'base', the best input (difference"),
     ],
 )
 def test_a_difference_lies_within_its_interval(direction: str, mean: float, said: str):
@@ -208,7 +211,9 @@ def test_a_difference_lies_within_its_interval(direction: str, mean: float, said
 
     result = conclude([point], inputs=[base], **settings)
 
-    numbers = re.search(rf"{re.escape(said)} (-?[\d.]+) \((-?[\d.]+) to (-?[\d.]+), p", sentence(result))
+    numbers = re.search(
+        rf"{re.escape(said)} (-?[\d.]+) \((-?[\d.]+) to (-?[\d.]+) by itself, p", sentence(result)
+    )
     assert numbers is not None, sentence(result)
     value, low, high = map(float, numbers.groups())
     assert low < value < high
@@ -346,7 +351,9 @@ def test_one_example_tells_nothing_apart():
 
     assert "One example on 'test': nothing can be told apart." in result.notes
     assert result.tied == ("b",) and result.cost.cross_validated is None
-    assert result.selected.overall.low == pytest.approx(0.2065, abs=1e-4)
+    alone = result.score("a").overall.low
+    assert alone == pytest.approx(0.2065, abs=1e-4)
+    assert result.selected.overall.low == pytest.approx(1 - (1 - alone) * 2.2414 / 1.96, abs=1e-4)
 
 
 def test_a_missing_base_or_expert_is_a_sentence(sweep):

@@ -53,8 +53,8 @@ def test_equal_outcomes_vary_with_nothing():
 
 
 def test_the_verdict_says_where_its_interval_comes_from():
-    values = (np.random.default_rng(2).random((4, 200)) < 0.7).astype(float)
-    verdict = conclude(candidates(values, [f"seed={i}" for i in range(4)]), metric="accuracy", splits=("s",))
+    values = (np.random.default_rng(2).random((6, 200)) < 0.7).astype(float)
+    verdict = conclude(candidates(values, [f"seed={i}" for i in range(6)]), metric="accuracy", splits=("s",))
 
     variance = as_json(verdict)["selected"]["variance"]
     assert list(variance) == ["examples", "seed"]

@@ -12,6 +12,7 @@ from mecha_exp.verdict.choice import cross_validated, minimum_detectable_differe
 from mecha_exp.verdict.intervals import Resampling, percentile_bounds, student, unseen, wilson
 from mecha_exp.verdict.paired_tests import holm, mcnemar, paired_p_values, sign_flips
 from mecha_exp.verdict.panel import Panel
+from mecha_exp.verdict.scoring import measure
 
 PAIR = np.array([[0, 1]])
 
@@ -131,7 +132,8 @@ def test_bootstrap_intervals_agree_with_scipy():
     expected = stats.bootstrap(
         (values[0],), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
     ).confidence_interval
-    low, high = percentile_bounds(Resampling(panel(*values), 20_000, 0).task_means("t"))
+    data = panel(*values)
+    low, high = percentile_bounds(Resampling(data, 20_000, 0).task_means("t"), data.scores, data)
 
     error = stats.sem(values[0])
     assert low[0] == pytest.approx(expected.low, abs=0.12 * error)
@@ -154,11 +156,10 @@ def test_replicates_are_an_outer_level():
         Candidate("a", outcomes={"s": Outcomes({"t": examples + shift})}, replicate=str(i))
         for i, shift in enumerate(replicates)
     ]
-    resampling = Resampling(Panel.of(columns, "s"), 4000, 0)
-    drawn = resampling.over_replicates(resampling.task_means("t"))
+    estimate = measure(Panel.of(columns, "s"), PAIR[:0], {}, resamples=4000, seed=0).overall[0]
 
-    expected = examples.var() / 200 + replicates.var(ddof=1) / 20
-    assert drawn[:, 0].var() == pytest.approx(expected, rel=0.1)
+    widths = [stats.norm.ppf(0.975) * stats.sem(examples), stats.t.ppf(0.975, 19) * stats.sem(replicates)]
+    assert (estimate.high - estimate.low) / 2 == pytest.approx(np.hypot(*widths), rel=0.03)
 
 
 def test_student_intervals_are_those_of_scipy():
@@ -178,10 +179,12 @@ def test_what_was_never_seen_has_the_upper_bound_of_clopper_and_pearson(count: i
 
 def test_the_detectable_difference_of_one_comparison_is_that_of_the_power_formula():
     values = np.random.default_rng(0).normal(size=(2, 500))
-    spread = np.sqrt(((values[0] - values[1]) ** 2).sum()) / 500
+    spread = np.std(values[0] - values[1]) / np.sqrt(500)
     expected = (stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * spread
 
-    assert minimum_detectable_difference(panel(*values), PAIR, 1) == pytest.approx(expected)
+    assert minimum_detectable_difference(panel(*values), PAIR, 1) == pytest.approx(expected, rel=0.01)
+    shifted = panel(values[0] + 3, values[1])
+    assert minimum_detectable_difference(shifted, PAIR, 1) == pytest.approx(expected, rel=0.01)
     assert minimum_detectable_difference(panel(values[0], values[0]), PAIR, 1) is None
 
 

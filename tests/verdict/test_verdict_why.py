@@ -9,7 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mecha_exp.errors import EvaluationError
-from mecha_exp.verdict.why import coalitions, functional_anova, importances, shapley, variance_shares
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.verdict import Candidate
+from mecha_exp.verdict.panel import Panel
+from mecha_exp.verdict.why import (
+    chance_of_keys,
+    coalitions,
+    effects_over_noise,
+    functional_anova,
+    importances,
+    score_errors,
+    shapley,
+    variance_shares,
+)
 
 
 def test_shares_of_a_plus_2b_plus_ab_are_exact():
@@ -178,3 +190,87 @@ def _subsets(players: list[str]) -> list[tuple[str, ...]]:
         tuple(p for p, m in zip(players, bits, strict=True) if m)
         for bits in product([0, 1], repeat=len(players))
     ]
+
+
+GRID = {"a": [i for i in range(4) for _ in range(4)], "b": [j for _ in range(4) for j in range(4)]}
+
+
+def noisy_grid(seed: int, effect: float = 0.0):
+    """A 4 x 4 grid of hits on 300 examples, whose accuracy moves with the first key alone."""
+    random = np.random.default_rng(seed)
+    bars = 1 + effect * np.array(GRID["a"])
+    latent = 0.9 * random.normal(size=(300, 1)) + 0.44 * random.normal(size=(300, 16))
+    hits = (latent < bars).astype(float)
+    panel = Panel.of(
+        [Candidate(f"p{i}", outcomes={"s": Outcomes({"t": hits[:, i]})}) for i in range(16)], "s"
+    )
+    return effects_over_noise(GRID, panel.scores.tolist(), score_errors(panel, draws=400))
+
+
+def test_noise_alone_is_seldom_shown_as_an_effect():
+    """Before, a null grid had 71 % of interaction without a word."""
+    told = [not noisy_grid(seed).nothing_told for seed in range(100)]
+
+    assert np.mean(told) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 100)
+
+
+def test_an_effect_beyond_noise_keeps_its_share_and_its_curve():
+    held = []
+    for seed in range(60):
+        effects = noisy_grid(seed, effect=0.2)
+        assert effects.p_values["a",] < 0.05
+        assert effects.shares["a",].value > 0.9 and sum(
+            s.value for s in effects.shares.values()
+        ) == pytest.approx(1)
+        truth = np.array([_ndtr(bar / np.hypot(0.9, 0.44)) for bar in 1 + 0.2 * np.arange(4)])
+        held += [
+            e.low <= t <= e.high
+            for e, t in zip(effects.curves["a"].values(), truth - truth.mean(), strict=True)
+        ]
+
+    assert np.mean(held) > 0.88
+
+
+def _ndtr(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def test_replicates_are_noise_of_effects_too():
+    random = np.random.default_rng(0)
+    seeds = random.normal(size=(2, 5)) * 0.5
+    points = [
+        Candidate(
+            f"p{i}", outcomes={"s": Outcomes({"t": np.linspace(0, 1, 50) + shift})}, replicate=f"seed={r}"
+        )
+        for i, row in enumerate(seeds)
+        for r, shift in enumerate(row)
+    ]
+    errors = score_errors(Panel.of(points, "s"), draws=4000)
+
+    assert errors.std(axis=0) == pytest.approx(
+        np.hypot(seeds.std(axis=1, ddof=1) / np.sqrt(5), 0.0412), rel=0.1
+    )
+
+
+def test_drawn_keys_that_do_nothing_are_seldom_told_from_chance():
+    random = np.random.default_rng(0)
+    least = [
+        min(
+            chance_of_keys(
+                {"a": random.random(24).tolist(), "m": ["x", "y", "z"] * 8},
+                random.random(24).tolist(),
+                permutations=99,
+            ).values()
+        )
+        for _ in range(200)
+    ]
+
+    assert np.mean(np.array(least) < 0.05) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_drawn_keys_that_matter_are_told_from_chance_and_others_are_not():
+    random = np.random.default_rng(1)
+    a, b = random.random(40), random.random(40)
+    p = chance_of_keys({"a": a.tolist(), "b": b.tolist()}, ((a - 0.5) ** 2).tolist())
+
+    assert p["a"] < 0.05 < p["b"]

@@ -122,6 +122,21 @@ def config_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> Ma
     return merge_of_mergekit(config, folders).config if is_of_mergekit(config.get("recipe")) else None
 
 
+def base_of_mergekit(config: Mapping[str, Any], folders: Sequence[Path]) -> str | None:
+    """The base model that a configuration of mergekit names; None for any other recipe, or without one.
+
+    Several documents in one file have none in common.
+
+    Raises:
+        MechaError: it cannot be read.
+    """
+    if not is_of_mergekit(config.get("recipe")):
+        return None
+    documents = load_documents(find_recipe(Path(config["recipe"][MERGEKIT]), folders))
+    named = config.get("base_model") or documents[0].get("base_model")
+    return named if isinstance(named, str) and len(documents) == 1 else None
+
+
 def first_seed_of(path: Path, values: Mapping[str, Any], folders: Sequence[Path]) -> int | None:
     """The seed of the random masks of a configuration of mergekit; None if it draws none.
 

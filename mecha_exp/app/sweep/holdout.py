@@ -41,7 +41,7 @@ REPORTED = (RUN_FILE, METRICS_FILE, OUTCOMES_FILE, FILES)
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Chosen:
     """A chosen point, with what measures it on the report split.
 
     Attributes:
@@ -78,7 +78,7 @@ def report_chosen(sweep: Sweep, folder: Path, bench: Workbench, tracking: Tracki
         signed = _candidate(path, record, bench)
         if signed is not None and not _is_reported(signed, bench):
             pending.append(signed)
-    for candidate, merged in _models(pending, bench):
+    for candidate, merged in models_of_chosen(pending, bench):
         try:
             if isinstance(merged, Exception):
                 raise merged
@@ -91,11 +91,11 @@ def report_chosen(sweep: Sweep, folder: Path, bench: Workbench, tracking: Tracki
     return all_measured
 
 
-def _is_reported(candidate: _Chosen, bench: Workbench) -> bool:
+def _is_reported(candidate: Chosen, bench: Workbench) -> bool:
     return candidate.record.reported == candidate.point.scoring.keys and not bench.measures_again
 
 
-def _candidate(path: Path, record: Record, bench: Workbench) -> _Chosen | None:
+def _candidate(path: Path, record: Record, bench: Workbench) -> Chosen | None:
     """A chosen point, from the configuration in its folder; None if it would be another merge by now."""
     config = yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))
     try:
@@ -107,12 +107,14 @@ def _candidate(path: Path, record: Record, bench: Workbench) -> _Chosen | None:
         log.warning("%s has changed, and is not measured on %s", record.name, record.report_split)
         return None
     scoring = point.scoring.on(str(record.report_split))
-    return _Chosen(record, replace(point, scoring=scoring, output=None))
+    return Chosen(record, replace(point, scoring=scoring, output=None))
 
 
-def _models(chosen: Sequence[_Chosen], bench: Workbench) -> Iterator[tuple[_Chosen, Merged | Exception]]:
+def models_of_chosen(
+    chosen: Sequence[Chosen], bench: Workbench
+) -> Iterator[tuple[Chosen, Merged | Exception]]:
     """The model of each chosen point: stored, in its file, or merged again."""
-    missing: dict[Point, _Chosen] = {}
+    missing: dict[Point, Chosen] = {}
     for candidate in chosen:
         try:
             recalled = bench.recall(candidate.point)
@@ -132,7 +134,7 @@ def _models(chosen: Sequence[_Chosen], bench: Workbench) -> Iterator[tuple[_Chos
             yield missing[point], _with_its_rank(point, result)
 
 
-def _kept(candidate: _Chosen) -> Model:
+def _kept(candidate: Chosen) -> Model:
     """The model to measure of a point whose output is there."""
     path, adapter = Path(str(candidate.record.model)), candidate.point.adapter
     return adapter.model(path) if adapter else path
@@ -149,7 +151,7 @@ def _with_its_rank(point: Point, result: Merged | Exception) -> Merged | Excepti
     return result
 
 
-def _report(candidate: _Chosen, merged: Merged, bench: Workbench) -> None:
+def _report(candidate: Chosen, merged: Merged, bench: Workbench) -> None:
     """Measure a chosen point and its inputs, and write the numbers and the outcomes into its folder."""
     record, point = candidate.record, candidate.point
     measured = bench.measurements.of_point(point, merged)
@@ -170,7 +172,7 @@ def _report(candidate: _Chosen, merged: Merged, bench: Workbench) -> None:
     record.save(candidate.folder)
 
 
-def _log(candidate: _Chosen, sweep: Sweep, tracking: Tracking) -> None:
+def _log(candidate: Chosen, sweep: Sweep, tracking: Tracking) -> None:
     """Add the numbers to the point's MLflow run, if it has one."""
     record = candidate.record
     if record.run_id is None or sweep.parent_run is None or not tracking.uri:

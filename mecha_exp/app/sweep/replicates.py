@@ -17,7 +17,7 @@ from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SEED_PATH, SUBSET_KEY, Setting
 from mecha_exp.sources.search import folders_of
 
-_SEED_KEYS = ("seed", SEED_PATH)
+SEED_KEYS = ("seed", SEED_PATH)
 SEED, EXPERTS, DATA = "seed", "experts", "data"
 
 
@@ -132,7 +132,7 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"sweep.replicates={count}: expected how many seeds to run, 1 or more.")
     seeds = _seeds(points, config, fixed)
-    is_swept = any(key.lstrip("+") in _SEED_KEYS for point in points for key in point)
+    is_swept = any(key.lstrip("+") in SEED_KEYS for point in points for key in point)
     if not any(isinstance(seed, int) for seed in seeds) or is_swept:
         raise ConfigError(
             f"sweep.replicates={count} runs each point with {counted(count, 'seed')} from the recipe's "

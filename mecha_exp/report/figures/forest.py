@@ -22,14 +22,14 @@ def forest(results: Results) -> Figure | None:
     """Draw the differences to the chosen setting; None where nothing was compared.
 
     A hollow mark cannot be told from the chosen setting; a filled one can. The grey band is narrower than
-    what a comparison shows with 80 % power.
+    what comparisons of settings show with 80 % power. Intervals are each setting's own, marks are corrected.
     """
     verdict = results.verdict
     compared = verdict.with_chosen[:MAX_ROWS] if verdict else []
     if verdict is None or verdict.selected is None or not compared:
         return None
     figure, (axes,) = new_figure(8, 1.9 + 0.28 * len(compared))
-    smallest = verdict.cost.minimum_detectable_difference if verdict.cost else None
+    smallest = verdict.cost.detectable_between_settings if verdict.cost else None
     if smallest:
         axes.axvspan(-smallest, smallest, color="grey", alpha=0.15, linewidth=0)
     axes.axvline(0, color="black", linewidth=1)
@@ -44,7 +44,11 @@ def forest(results: Results) -> Figure | None:
     better = "left" if results.minimized else "right"
     [chosen] = distinct([verdict.selected.point], 40)
     axes.set_xlabel(f"difference in {verdict.metric}; better: {better}\n0: {chosen}")
-    title(axes, results, "hollow: no difference shown\ngrey band: differences often missed")
+    title(
+        axes,
+        results,
+        "hollow: no difference shown, corrected for all\nintervals: by themselves; grey band: often missed",
+    )
     return figure
 
 

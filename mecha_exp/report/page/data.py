@@ -123,7 +123,7 @@ def _forest(results: Results) -> dict[str, Any] | None:
     compared = [c for c in verdict.with_chosen if c.point in numbers]
     if not compared:
         return None
-    smallest = verdict.cost.minimum_detectable_difference if verdict.cost else None
+    smallest = verdict.cost.detectable_between_settings if verdict.cost else None
     return {
         "against": verdict.selected.point,
         "detectable": None if smallest is None else _number(smallest),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from mecha_exp.report.results import Results
@@ -90,14 +91,17 @@ def choice(results: Results) -> dict[str, str]:
     rows = {
         "chosen on": f"{verdict.selected_on}, the best of {cost.candidates} settings",
         "reported on": f"{verdict.reported_on}{', the same data' if same else ''}",
+        "interval over": ", ".join(verdict.covers),
         "there, when chosen": f"{cost.selection_estimate:.4g}",
     }
     if cost.gap is not None:
         rows["more than reported by"] = f"{cost.gap:.2g}"
     if cost.cross_validated is not None:
         rows["cross-validated"] = f"{cost.cross_validated:.4g}, on examples that had no part in the choice"
-    if cost.minimum_detectable_difference is not None:
-        rows["detectable"] = (
-            f"differences of {cost.minimum_detectable_difference:.2g} and more, in four of five sweeps"
+    for detectable in cost.detectable:
+        kind = "between settings" if detectable.against is None else f"from {detectable.against}"
+        shown = f"differences of {detectable.difference:.2g} and more, in four of five sweeps"
+        rows[f"detectable {kind}"] = (
+            shown if math.isfinite(detectable.difference) else "hardly any difference"
         )
     return rows

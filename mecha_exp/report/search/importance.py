@@ -70,7 +70,7 @@ def importance_note(results: Results) -> str | None:
     if importances is None:
         return None
     parts = ", ".join(f"{key} {share:.2f}" for key, share in importances.shares.items())
-    return f"importance for {results.metric} ({importances.estimator}): {parts}"
+    return f"importance for {results.metric}, relative to each other ({importances.estimator}): {parts}"
 
 
 def _plain(value: Hashable) -> Hashable:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.verdict import candidates_of, splits_of
 from mecha_exp.report.why.shapley import Attribution, attributions
 from mecha_exp.runs.outcomes import ModelOutcomes
@@ -15,8 +16,10 @@ from mecha_exp.runs.values import ALL_DIGITS, as_text
 
 if TYPE_CHECKING:
     from mecha_exp.verdict import Candidate
-    from mecha_exp.verdict.why import Effects
+    from mecha_exp.verdict.why import Effects, EffectsOverNoise
 
+DRAWN_MODES = (SEARCH, "random", "latin")
+_LEVEL = 0.05
 MAX_VALUES = 2_000_000
 """Outcomes up to which shares of variance are computed: a value for each example of each point."""
 
@@ -30,7 +33,11 @@ class Reasons:
         split: on which all points were measured.
         points: how many settings are compared.
         effects: main effects and interactions of the swept keys; None where the points are not a full grid.
-        importances: each key's share of the variance of drawn points; None where `effects` has them.
+        over_noise: the effects less what noise alone would give, with intervals; None without outcomes by
+            example, or where `effects` is None.
+        importances: each key's importance for drawn points, relative to the others; None where `effects` has
+            them.
+        chance: of each key of drawn points the p-value of its independence of the metric.
         shares: of the variance of outcomes: method, hyperparameters, task, example and residual.
         shapley: the values of experts or blocks, of a sweep over their coalitions.
         notes: a sentence for each part that the data do not give.
@@ -40,7 +47,9 @@ class Reasons:
     split: str
     points: int
     effects: Effects | None
+    over_noise: EffectsOverNoise | None
     importances: Mapping[str, float] | None
+    chance: Mapping[str, float]
     shares: Mapping[str, float] | None
     shapley: Sequence[Attribution]
     notes: Sequence[str]
@@ -75,13 +84,22 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes]) -> Reasons:
     notes: list[str] = []
     shapley, sentences = attributions(results, models)
     notes += sentences
-    effects, importances = (None, None) if shapley else _effects(columns, values, notes)
+    effects: Effects | None = None
+    over_noise: EffectsOverNoise | None = None
+    importances: Mapping[str, float] | None = None
+    chance: Mapping[str, float] = {}
+    if not shapley and (effects := _effects(columns, values, results, notes)):
+        over_noise = _over_noise(columns, values, results, models, notes)
+    elif not shapley:
+        importances, chance = _importances(columns, values, results, notes)
     return Reasons(
         str(results.metric),
         splits_of(results)[0],
         len(settings),
         effects,
+        over_noise,
         importances,
+        chance,
         _shares(results, models, notes),
         shapley,
         tuple(notes),
@@ -89,24 +107,68 @@ def reasons_of(results: Results, models: Sequence[ModelOutcomes]) -> Reasons:
 
 
 def _effects(
-    columns: Mapping[str, Sequence[Hashable]],
-    values: Sequence[float],
-    notes: list[str],
-) -> tuple[Effects | None, Mapping[str, float] | None]:
-    """The exact decomposition of a grid, or the importances of other points."""
-    from mecha_exp.verdict.why import functional_anova, importances
+    columns: Mapping[str, Sequence[Hashable]], values: Sequence[float], results: Results, notes: list[str]
+) -> Effects | None:
+    """The exact decomposition of a full grid; None of other points."""
+    from mecha_exp.verdict.why import functional_anova
 
     try:
-        return functional_anova(columns, values), None
+        return functional_anova(columns, values)
     except EvaluationError as error:
-        notes.append(f"Exact effects need a full grid: {error}")
+        if results.mode not in DRAWN_MODES:
+            notes.append(f"Exact effects need a full grid: {error}")
+        return None
+
+
+def _over_noise(
+    columns: Mapping[str, Sequence[Hashable]],
+    values: Sequence[float],
+    results: Results,
+    models: Sequence[ModelOutcomes],
+    notes: list[str],
+) -> EffectsOverNoise | None:
+    """The effects less what noise gives; None without the outcomes of all settings."""
+    from mecha_exp.verdict.candidates import comparable
+    from mecha_exp.verdict.panel import Panel
+    from mecha_exp.verdict.why import effects_over_noise, score_errors
+
+    split, names = splits_of(results)[0], [setting.name for setting in results.measured]
+    points, _ = comparable(candidates_of(results, models), split)
+    if {point.name for point in points} != set(names):
+        notes.append("How much of the effects is noise is not known: there are no outcomes by example.")
+        return None
+    panel = Panel.of(points, split)
+    effects = effects_over_noise(
+        columns, values, score_errors(panel)[:, [panel.index(name) for name in names]]
+    )
+    if effects.nothing_told:
+        notes.insert(0, "No effect can be told from the noise of examples and replicates.")
+    return effects
+
+
+def _importances(
+    columns: Mapping[str, Sequence[Hashable]], values: Sequence[float], results: Results, notes: list[str]
+) -> tuple[Mapping[str, float] | None, Mapping[str, float]]:
+    """The relative importances of drawn points, and whether each key is more than chance."""
+    from mecha_exp.verdict.why import chance_of_keys, importances
+
     numeric = {key: [_number(text) for text in column] for key, column in columns.items()}
     shares = importances(numeric, values)
     if isinstance(shares, str):
         notes.append(shares)
-        return None, None
-    notes.append("Importances are estimates of a random forest, of main effects alone.")
-    return None, shares
+        return None, {}
+    notes.append(
+        "Importances are estimates of a random forest, of main effects alone, and relative: they add up to "
+        "1 whether or not any key matters."
+    )
+    chance = chance_of_keys(numeric, values)
+    if min(chance.values()) >= _LEVEL:
+        notes.insert(
+            0, "No key can be told from chance: importances of keys that do nothing look like these."
+        )
+    if results.mode == SEARCH:
+        notes.append("A search draws more points where it was good before, so its p-values are too small.")
+    return shares, chance
 
 
 def _number(text: Hashable) -> Hashable:

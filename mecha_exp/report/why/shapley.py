@@ -99,9 +99,9 @@ def _attribution(
 
 def _bounds(value: float, error: float) -> tuple[float, float]:
     """The normal 95 % interval."""
-    from scipy.special import ndtri
+    from mecha_exp.verdict.intervals import student_quantile
 
-    half = float(ndtri(0.975)) * error
+    half = float(student_quantile(math.inf)) * error
     return value - half, value + half
 
 

@@ -15,6 +15,10 @@ from mecha_exp.numbers import is_number
 from mecha_exp.system.optuna_log import quiet_optuna
 from mecha_exp.verdict.panel import Floats
 
+Part = tuple[str, ...]
+"""The keys of a main effect or an interaction."""
+REST: Part = ("three keys and more",)
+
 
 @dataclass(frozen=True)
 class Effects:
@@ -53,27 +57,48 @@ def functional_anova(keys: Mapping[str, Sequence[Hashable]], values: Sequence[fl
     Source: Hoeffding 1948; Hutter, Hoos and Leyton-Brown 2014, "An Efficient Approach for Assessing
     Hyperparameter Importance".
     """
-    grid, levels = _grid(keys, values)
+    grid, levels = grid_of(keys, np.asarray(values, dtype=np.float64)[None])
     names, mean = list(keys), float(grid.mean())
-    centred = grid - mean
-    variance = float((centred**2).mean())
-    parts = {name: _mean_over_others(centred, [axis]) for axis, name in enumerate(names)}
-    curves = {name: dict(zip(levels[name], parts[name].ravel().tolist(), strict=True)) for name in names}
-    main = {name: _share(part, variance) for name, part in parts.items()}
-    pairs = {
-        (names[i], names[j]): _share(
-            _mean_over_others(centred, [i, j]) - parts[names[i]] - parts[names[j]], variance
-        )
-        for i, j in combinations(range(len(names)), 2)
+    parts = decompose(names, grid)
+    variance = float(((grid - mean) ** 2).mean())
+    shares = {part: _share(array, variance) for part, array in parts.items()}
+    return Effects(
+        mean,
+        variance,
+        {name: dict(zip(levels[name], parts[name,].ravel().tolist(), strict=True)) for name in names},
+        {part[0]: share for part, share in shares.items() if len(part) == 1 and part != REST},
+        {(part[0], part[1]): share for part, share in shares.items() if len(part) == 2},
+        shares.get(REST, 0.0),
+    )
+
+
+def decompose(names: Sequence[str], grids: Floats) -> dict[Part, Floats]:
+    """The parts f_i, f_ij and the rest of grids, by their keys; the first axis is of several grids.
+
+    Args:
+        names: of the keys, one for each other axis.
+        grids: float64 [grids, *levels].
+    """
+    axes = range(1, grids.ndim)
+    centred = grids - grids.mean(axis=tuple(axes), keepdims=True)
+    parts: dict[Part, Floats] = {
+        (n,): _mean_over_others(centred, [i]) for n, i in zip(names, axes, strict=True)
     }
-    rest = 1 - math.fsum([*main.values(), *pairs.values()]) if variance else 0.0
-    return Effects(mean, variance, curves, main, pairs, max(0.0, rest))
+    mains = list(parts.values())
+    for i, j in combinations(axes, 2):
+        both = _mean_over_others(centred, [i, j])
+        parts[names[i - 1], names[j - 1]] = both - mains[i - 1] - mains[j - 1]
+    if len(names) > 2:
+        parts[REST] = centred - sum(np.broadcast_to(part, centred.shape) for part in parts.values())
+    return parts
 
 
 def importances(
     keys: Mapping[str, Sequence[Hashable]], values: Sequence[float], *, seed: int = 0
 ) -> dict[str, float] | str:
     """Main effects of drawn points, by fANOVA of a random forest (Optuna); or why there are none.
+
+    They are relative to each other: they add up to 1 whether or not any key matters. See `chance_of_keys`.
 
     Args:
         keys: the value of each searched key, by key, one for each measured point: numbers or texts.
@@ -167,11 +192,22 @@ def _plain(value: Hashable) -> Hashable:
     return float(value) if is_number(value) else str(value)
 
 
-def _grid(
-    keys: Mapping[str, Sequence[Hashable]], values: Sequence[float]
+def grid_of(
+    keys: Mapping[str, Sequence[Hashable]], values: Floats
 ) -> tuple[Floats, dict[str, list[Hashable]]]:
-    """The means over replicates as an array with an axis for each key, and the levels of the axes."""
-    numbers = np.asarray(values, dtype=np.float64)
+    """The means over replicates as arrays with an axis for each key, and the levels of the axes.
+
+    Args:
+        keys: the value of each swept key, by key, one for each measured point.
+        values: of the points, several times, [times, points].
+
+    Returns:
+        The grids, float64 [times, *levels].
+
+    Raises:
+        EvaluationError: as `functional_anova`.
+    """
+    numbers = values[0]
     if not keys or not len(numbers):
         raise EvaluationError("effects: there is no swept key, or no point. Sweep at least one key.")
     for name, column in keys.items():
@@ -189,7 +225,7 @@ def _grid(
     shape = tuple(len(level) for level in levels.values())
     if math.prod(shape) > len(numbers):
         points = f"{counted(len(numbers), 'point')} cannot fill a grid of {' x '.join(map(str, shape))}"
-        raise EvaluationError(f"effects: {points}. Use the importances of drawn points.")
+        raise EvaluationError(f"effects: {points}.")
     places = [[levels[name].index(value) for value in column] for name, column in keys.items()]
     flat = np.ravel_multi_index(tuple(np.array(place) for place in places), shape)
     counts = np.bincount(flat, minlength=math.prod(shape))
@@ -197,13 +233,14 @@ def _grid(
         missing = np.unravel_index(int(np.flatnonzero(counts == 0)[0]), shape)
         named = ", ".join(f"{n}={levels[n][int(i)]}" for n, i in zip(levels, missing, strict=True))
         raise EvaluationError(f"effects: the grid lacks {named}. Measure it, or use importances.")
-    sums = np.bincount(flat, weights=numbers, minlength=math.prod(shape))
-    return (sums / counts).reshape(shape), levels
+    sums = np.zeros((math.prod(shape), len(values)))
+    np.add.at(sums, flat, values.T)
+    return (sums / counts[:, None]).T.reshape(len(values), *shape), levels
 
 
 def _mean_over_others(grid: Floats, axes: Sequence[int]) -> Floats:
-    """The mean over all axes but some."""
-    others = tuple(axis for axis in range(grid.ndim) if axis not in axes)
+    """The mean over all axes but the first and some."""
+    others = tuple(axis for axis in range(1, grid.ndim) if axis not in axes)
     return grid.mean(axis=others, keepdims=True) if others else grid
 
 

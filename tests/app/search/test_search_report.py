@@ -177,7 +177,9 @@ def test_other_sweeps_have_no_notes_of_a_search():
     results = searched()
 
     assert search_notes(Results("a grid", results.swept, results.records)) == []
-    assert any(note.startswith("importance for hits (") for note in search_notes(results))
+    assert any(
+        note.startswith("importance for hits, relative to each other (") for note in search_notes(results)
+    )
 
 
 def test_a_search_of_the_demo_has_its_figures_and_says_what_it_gained(app, folder):
@@ -190,5 +192,9 @@ def test_a_search_of_the_demo_has_its_figures_and_says_what_it_gained(app, folde
     figures = {path.name for path in sweep_of(folder).glob("sweep*.png")}
     assert {"sweep.png", "sweep-importance.png", "sweep-slices.png", "sweep-contours.png"} <= figures
     said = " ".join(outcome.out.split())
-    assert "importance for accuracy (" in said and "5 that were drawn at random" in said
-    assert "importance for accuracy (" in (sweep_of(folder) / "report.html").read_text()
+    assert (
+        "importance for accuracy, relative to each other (" in said and "5 that were drawn at random" in said
+    )
+    assert (
+        "importance for accuracy, relative to each other (" in (sweep_of(folder) / "report.html").read_text()
+    )

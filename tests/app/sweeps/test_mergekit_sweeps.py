@@ -69,6 +69,28 @@ def test_the_models_of_the_configuration_alone_are_measured(app, models: Path):
     assert {*(models / "measured.txt").read_text().splitlines()} == {"['w']"}
 
 
+def test_points_are_compared_with_the_base_of_the_configuration(app, models: Path):
+    (models / "ties.yml").write_text(
+        "merge_method: ties\nbase_model: c\nmodels:\n  - {model: a}\n  - {model: b}\n"
+        "parameters: {weight: 1.0, density: 0.5}\n"
+    )
+    (models / "plugin.py").write_text(
+        "import mecha_exp as m, numpy as np\n"
+        "@m.evaluator('size', metric='size', direction='maximize')\n"
+        "def size(state_dict):\n"
+        "    return m.Outcomes({'all': float(state_dict['w'][0]) + np.linspace(0, 1, 60)})\n"
+    )
+
+    words = ("recipe=mergekit", "recipe.path=ties.yml", "parameters.weight=1.0,0.5", "plugins=[plugin.py]")
+    outcome = app(*words, "evaluator.name=size", "output=none", "tracking=none", "-m")
+
+    assert outcome.status == 0, outcome.err
+    written = json.loads((sweep_of(models) / "verdict.json").read_text())
+    assert {c["against"] for c in written["comparisons"]} >= {"c"}
+    assert "it is better than 'c'" in written["sentence"]
+    assert written["best_input"] == "b"
+
+
 def test_a_tokenizer_is_that_of_the_configuration(app, models: Path):
     (models / "linear.yml").write_text(f"{CONFIG}tokenizer_source: b\n")
     for name in "ab":

@@ -36,7 +36,7 @@ FIELDS = {
     "selected",
     "comparisons",
     "normalised",
-    "minimum_detectable_difference",
+    "detectable",
 }
 
 
@@ -200,11 +200,13 @@ def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
         "test",
         4,
     )
-    assert written["selected"].keys() == {"recipe", "point", "estimate", "ci95", "variance"}
+    fields = {"recipe", "point", "estimate", "ci95", "covers", "fresh", "variance"}
+    assert written["selected"].keys() == fields
     low, high = written["selected"]["ci95"]
     assert low < written["selected"]["estimate"] < high
     assert written["selected"]["recipe"] in ("task_arithmetic", "ties")
-    assert {c["against"] for c in written["comparisons"]} == {written["selected"]["point"], "base"}
+    compared_with = {written["selected"]["point"], "base", written["best_input"]}
+    assert {c["against"] for c in written["comparisons"]} == compared_with
     assert written["normalised"]["experts"] == {t: f"expert_{t}" for t in ("0_3", "4_6", "7_9")}
     assert written["sentence"].startswith(f"'{written['selected']['point']}' has accuracy")
     shown = " ".join(outcome.out.split())
@@ -251,7 +253,9 @@ def test_effects_of_a_grid_are_exact_and_drawn_points_are_told_from_it():
 
     drawn = reasons_of(Results("t", ["a", "b"], records[:3]), [])
     assert drawn.effects is None
-    assert drawn.notes[0].startswith("Exact effects need a full grid: ")
+    assert drawn.notes[0].startswith("No key can be told from chance")
+    assert drawn.notes[1].startswith("Exact effects need a full grid: ")
+    assert min(drawn.chance.values()) > 0.05 and drawn.importances is not None
 
 
 def test_one_point_has_no_reasons():
