@@ -1,17 +1,18 @@
 """What did not change between two models is no module of the file that is extracted from them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from toy_lora import CONV, PROJ, Q, StateDict, base_model
 from written import digest
 
 import mecha_exp as m
-from mecha_exp.architectures import detect, from_yaml, register
+from mecha_exp.architectures import detect, from_yaml, register, resolve
 
 DIFFUSERS = "identifier: toy-diffusers_lora\nadapter: {base: toy-kohya, names: {'': [transformer.]}}"
 MATRICES = 9
@@ -41,7 +42,7 @@ def read(tensors: StateDict) -> m.Node:
     return m.model(tensors, "toy-kohya")
 
 
-def modules_in(made: StateDict) -> set[str]:
+def modules_in(made: Iterable[str]) -> set[str]:
     return {re.sub(r"\.(alpha|lora_.*|lokr_..)$", "", key) for key in made}
 
 
@@ -191,3 +192,24 @@ def test_a_method_says_by_its_key_map_what_it_leaves_out():
         @m.merge_method(register=False, skip_unchanged=True)
         def plain(a: m.Parameter(torch.Tensor, "delta")) -> m.Return(torch.Tensor):  # type: ignore[valid-type]
             return a
+
+
+@pytest.mark.parametrize(
+    ("identifier", "version"), [("sd1-kohya", "sd_v1"), ("sdxl-kohya", "sdxl_base_v1-0")]
+)
+def test_a_file_of_one_module_says_what_it_is_for_though_other_models_have_one_of_that_name(
+    identifier: str, version: str, tmp_path: Path
+):
+    shapes = {key: info.shape for key, info in resolve(identifier).keys().items() if key.startswith("unet.")}
+    one, other = [key for key, shape in shapes.items() if len(shape) > 1][:2]
+    base = {key: torch.zeros(shapes[key]) for key in (one, other)}
+    fine = base | {one: torch.ones(shapes[one])}
+
+    m.merge(
+        m.extract_kohya_lora(m.model(fine, identifier) - m.model(base, identifier), rank=1),
+        tmp_path / "one.safetensors",
+    )
+
+    with safe_open(tmp_path / "one.safetensors", "pt") as file:
+        assert len(modules_in(file.keys())) == 1
+        assert file.metadata()["ss_base_model_version"] == version
