@@ -141,7 +141,9 @@ def _lora_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -
     kind = "diffusers_lora" if writer == "diffusers" else "lora"
 
     @merge_method(
-        identifier=f"extract_{kind}_'{adapter.identifier}'_from_'{source.identifier}'", register=False
+        identifier=f"extract_{kind}_'{adapter.identifier}'_from_'{source.identifier}'",
+        register=False,
+        skip_unchanged=True,
     )
     class extraction:
         """As `extract_kohya_lora`, for one model config."""
@@ -169,7 +171,9 @@ def _lora_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -
 @cache
 def _lokr_extraction(adapter: AdapterConfig, source: ModelConfig, writer: str) -> MergeMethod:
     @merge_method(
-        identifier=f"extract_lokr_'{adapter.identifier}'_from_'{source.identifier}'", register=False
+        identifier=f"extract_lokr_'{adapter.identifier}'_from_'{source.identifier}'",
+        register=False,
+        skip_unchanged=True,
     )
     class extraction:
         """As `extract_kohya_lokr`, for one model config."""
@@ -228,9 +232,9 @@ def extract_kohya_lora(
 ) -> Return(Tensor, "weight"):
     """A difference of models as a LoRA file: U sqrt(S) and sqrt(S) V^T of its `rank` largest singular parts.
 
-    For every tensor of two and more axes, with kohya's names; others are left out. Exact (Eckart & Young
-    1936), or in a random subspace (Halko et al. 2011, arXiv:0909.4061). What is not in a format with names of
-    modules is converted: SDXL to `sdxl-kohya`. Needs whole tensors.
+    For every tensor of two and more axes that is not the same in both models, with kohya's names; others are
+    left out. Exact (Eckart & Young 1936), or in a random subspace (Halko et al. 2011, arXiv:0909.4061). What
+    is not in a format with names of modules is converted: SDXL to `sdxl-kohya`. Needs whole tensors.
     Source: sd-mecha.
     """
 

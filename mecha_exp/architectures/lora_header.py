@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import KeyInfo
 from mecha_exp.architectures.library.detection import candidates
 from mecha_exp.architectures.lora import DOWN, LOKR, UP, AdapterConfig, Shape
@@ -50,7 +51,12 @@ _KNOWN = {
 """By architecture of the model config; others have no names that are agreed on."""
 
 
-def lora_header(shapes: Mapping[str, Shape], title: str, alpha_is_rank: bool) -> dict[str, str]:
+def lora_header(
+    shapes: Mapping[str, Shape],
+    title: str,
+    alpha_is_rank: bool = False,
+    config: ModelConfig | None = None,
+) -> dict[str, str]:
     """The entries for a file with these keys; none for one that is not named as kohya or LyCORIS name a LoRA.
 
     >>> lora_header({"lora_unet_a.lora_down.weight": (4, 9), "lora_unet_a.lora_up.weight": (9, 4)}, "a", True)
@@ -59,10 +65,12 @@ def lora_header(shapes: Mapping[str, Shape], title: str, alpha_is_rank: bool) ->
     Args:
         title: of the model.
         alpha_is_rank: whether the alpha of each module is its rank; otherwise nothing is said of alphas.
+        config: of the file, where the recipe tells; None: the one that the keys fit. A few modules of Stable
+            Diffusion 1 fit XL, too.
     """
     if not shapes or not all(key.startswith(BEGINNINGS) for key in shapes):
         return {}
-    known = _known(shapes)
+    known = _known(shapes, config)
     module = known.module if known else _Known.module
     return {**_network(shapes, alpha_is_rank, module), **(_model(known, title) if known else {})}
 
@@ -86,10 +94,11 @@ def _network(shapes: Mapping[str, Shape], alpha_is_rank: bool, module: str) -> d
     return {**entries, **({"ss_network_args": json.dumps(settings)} if settings else {})}
 
 
-def _known(shapes: Mapping[str, Shape]) -> _Known | None:
+def _known(shapes: Mapping[str, Shape], config: ModelConfig | None) -> _Known | None:
     """What the file is for, where a model config tells."""
-    found = candidates({key: KeyInfo(tuple(shape), "float32") for key, shape in shapes.items()})
-    bases = {fit.config.base.architecture for fit in found if isinstance(fit.config, AdapterConfig)}
+    infos = {key: KeyInfo(tuple(shape), "float32") for key, shape in shapes.items()}
+    found = [config] if config is not None else [fit.config for fit in candidates(infos)]
+    bases = {fit.base.architecture for fit in found if isinstance(fit, AdapterConfig)}
     return _KNOWN.get(min(bases)) if len(bases) == 1 else None
 
 

@@ -13,6 +13,7 @@ from mecha_exp.architectures.lora import MAKERS_OF_LORAS
 from mecha_exp.architectures.lora_header import lora_header
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.dtypes import Layout
+from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import batches
 from mecha_exp.engine.planner.checks import clashing_outputs
@@ -152,8 +153,11 @@ def header_of(planned: Plan, number: int) -> Mapping[str, str]:
     if not isinstance(job.output, Path):
         return metadata
     shapes = {key: shape for key, (_, shape) in planned.layouts[number].items()}
-    is_extracted = isinstance(job.recipe, MergeNode) and job.recipe.method.identifier in MAKERS_OF_LORAS
-    return {**metadata, **lora_header(shapes, job.output.stem, is_extracted)}
+    if not isinstance(job.recipe, MergeNode) or job.recipe.method.choose is None:
+        return {**metadata, **lora_header(shapes, job.output.stem)}
+    made = ConfigInference.over(planned.sources).of(job.recipe)
+    is_extracted = job.recipe.method.identifier in MAKERS_OF_LORAS
+    return {**metadata, **lora_header(shapes, job.output.stem, is_extracted, made)}
 
 
 def _moments(planned: Plan, tally: MergeStats, job: int) -> dict[ModelNode, dict[str, torch.Tensor]]:

@@ -172,7 +172,8 @@ def _call(method: MergeMethod) -> str:
     for spec in method.signature.parameters:
         if spec.is_model and (spec.required or spec.variadic):
             several = spec.variadic and method.signature.returned.spaces != ("param",)
-            names = iter(["base"]) if spec.name == "base" else models
+            is_base = spec.name == "base" and spec.spaces != ("delta",)  # which is a difference to a base
+            names = iter(["base"]) if is_base else models
             arguments += [_model(spec, next(names)) for _ in range(1 + several)]
         elif spec.required:
             arguments.append(_value(spec))

@@ -39,6 +39,7 @@ def merge_method(
     depends: Sequence[str | os.PathLike[str]] = (),
     variables: Sequence[str] = (),
     without: Callable[..., Node] | None = None,
+    skip_unchanged: bool = False,
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
 def merge_method(
     function: Callable[..., Any] | None = None,
@@ -59,6 +60,7 @@ def merge_method(
     depends: Sequence[str | os.PathLike[str]] = (),
     variables: Sequence[str] = (),
     without: Callable[..., Node] | None = None,
+    skip_unchanged: bool = False,
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
     """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
 
@@ -88,6 +90,9 @@ def merge_method(
         without: for a method of whole tensors that takes factors, (arguments as a composite gets them) -> a
             node. It stands for a call at keys of which a factor makes nothing, and gives what the function
             gives for (): such keys need no whole tensors then.
+        skip_unchanged: for a method with `map_keys` whose result is an output: whether the keys that are made
+            together are left out where they need a difference of two models that are read, `a - b`, alone,
+            and both have the same bytes there. It costs a look into both when a merge is planned.
 
     Raises:
         RecipeError: a parameter has no usable annotation, the name is taken by another function, or options
@@ -117,6 +122,12 @@ def merge_method(
         method = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
         method.choose = choose
         method.without = without
+        method.skip_unchanged = skip_unchanged
+        if skip_unchanged and method.map_keys is None:
+            raise RecipeError(
+                f"{method.identifier}: `skip_unchanged=True` leaves out keys by what they are made of, which "
+                "`map_keys` says: write one"
+            )
         method.depends = _beside(fn, depends)
         method.variables = tuple(variables)
         if implements is not None:

@@ -21,6 +21,7 @@ an alternative, which the method receives as `key_relation.meta`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -209,6 +210,12 @@ class KeyMap:
     def keys(self) -> Collection[str]:
         """The keys that the method makes if its arguments have every key that it may need."""
         return self._needs.keys()
+
+    def without(self, groups: Collection[tuple[str, ...]]) -> KeyMap:
+        """The map without some groups of keys that are made together."""
+        rest = copy(self)
+        rest._needs = {key: needs for key, needs in self._needs.items() if needs[0] not in groups}
+        return rest
 
     def relation(self, key: str, has: Callable[[str, str], bool]) -> KeyRelation | None:
         """The first alternative for a key whose input keys all exist; None if there is none.

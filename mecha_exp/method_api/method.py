@@ -75,6 +75,7 @@ class MergeMethod:
         choose: the function of an interface that chooses a method, in place of their declared configs.
         columns: (shape) -> the number of consecutive elements that are a row; None without rows.
         without: (nodes of the arguments) -> the graph that stands for a call where its factors make nothing.
+        skip_unchanged: whether an output of it lacks the keys that are made of what did not change.
         depends: the files and folders that the function reads.
         variables: the names of environment variables that it reads.
         function: the function that was declared, or a class with `__call__`: of tensors, and of a composite
@@ -104,6 +105,7 @@ class MergeMethod:
         self.implementations: list[MergeMethod] = []
         self.choose: Choose | None = None
         self.without: Callable[..., Node] | None = None
+        self.skip_unchanged = False
         self.depends: tuple[Path, ...] = ()
         self.variables: tuple[str, ...] = ()
         self.create_cache = cache_factory

@@ -1,4 +1,4 @@
-"""Plans a merge from the headers of its inputs alone: keys, programs, bytes, and everything that is wrong."""
+"""Plans a merge from the headers of its inputs: keys, programs, bytes, and everything that is wrong."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Planner:
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(classes))
         plans = tuple(planner.plan(key, each) for key, each in classes.items())
         planner.check_stacks()
-        for notice in planner.notices:
+        for notice in (*planner.notices, *self._graph.lazy.notices):
             self._warn(notice)
         trips = planner.trips(plans)
         elements = _elements_of(plans, trips)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mecha_exp.architectures import ModelConfig, resolve
 from mecha_exp.engine.ir.calls import lines_of
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
+from mecha_exp.engine.planner.keys.unchanged import OutputOfChanges, Unchanged
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.key_map import KeyMap, KeyRelation
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
 
 class Relations:
-    """The key relations of calls: by `map_keys`, or else each key needs the same key."""
+    """The key relations of calls: by `map_keys`, or else each key needs the same key.
+
+    Attributes:
+        unchanged: finds the keys that outputs lack.
+    """
 
     def __init__(self, graph: PerKeyGraph) -> None:
+        self.unchanged = Unchanged(graph)
         self._graph = graph
         self._maps: dict[MergeNode, KeyMap | None] = {}
 
@@ -43,7 +49,11 @@ class Relations:
         """The key map that the method's `map_keys` builds; None if the method has none."""
         if node not in self._maps:
             map_keys = node.method.map_keys
-            self._maps[node] = None if map_keys is None else self._build(node, map_keys)
+            self._maps[node] = key_map = None if map_keys is None else self._build(node, map_keys)
+            if key_map is not None and isinstance(node, OutputOfChanges):
+                relations = {r.outputs: r for key in key_map.keys() if (r := self.at(node, key))}
+                left_out = self.unchanged.among(node, list(relations.values()))
+                self._maps[node] = key_map.without(left_out)
         return self._maps[node]
 
     def _may_give(self, node: MergeNode, key: str) -> bool:

@@ -24,6 +24,7 @@ from mecha_exp.engine.planner.keys.dependence import (
 )
 from mecha_exp.engine.planner.keys.method_calls import ArgumentView
 from mecha_exp.engine.planner.keys.state_dicts import StateDictCalls
+from mecha_exp.engine.planner.keys.unchanged import without_unchanged
 from mecha_exp.engine.planner.resolution import resolve_recipes
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import ByKey
@@ -102,8 +103,10 @@ class PerKeyGraph:
         self._atoms: dict[tuple[Node, ...], list[Node]] = {}
         self._specialisations: dict[tuple[Any, ...], Specialisation] = {}
         resolved: dict[Node, Node] = {}
-        self.roots = resolve_recipes(roots, self.sources, self.configs, self.lazy.budget, resolved)
+        plain = resolve_recipes(roots, self.sources, self.configs, self.lazy.budget, resolved)
         self.carry_caches(resolved)
+        self.roots = tuple(map(without_unchanged, plain))
+        self.carry_caches(dict(zip(plain, self.roots, strict=True)))
 
     def carry_caches(self, new: Mapping[Node, Node]) -> None:
         """Give the cache of each replaced node to its new node."""

@@ -11,7 +11,7 @@ whether it gives a key, and in what shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +69,11 @@ class StateDictCalls:
             except StateDictKeyError:
                 return MISSING
         return MISSING if self.info(node, key) is None else True
+
+    @property
+    def notices(self) -> Iterator[str]:
+        """Sentences about the keys that outputs lack."""
+        return self._relations.unchanged.notices
 
     def is_known(self, node: MergeNode) -> bool:
         """Whether the value of a call is known when a merge is planned: no tensor is read for it."""
