@@ -113,9 +113,14 @@ def _likely_pairs(keys: Iterable[str], targets: Iterable[str]) -> Counter[tuple[
     votes: Counter[tuple[str, str]] = Counter()
     for key in keys:
         found = next(((old, ending[end]) for old, end in _splits(key) if end in ending), None)
-        if found is not None and len(found[1]) <= _FEW:
-            votes.update((found[0], new) for new in found[1])
+        if found is not None and len(found[1]) <= _FEW and not _has_layer(found[0]):
+            votes.update((found[0], new) for new in found[1] if not _has_layer(new))
     return votes
+
+
+def _has_layer(prefix: str) -> bool:
+    """Whether a prefix leads into a numbered layer, of which the others would have other prefixes."""
+    return any(word.isdecimal() for word in prefix.split(".")[1:])
 
 
 def _splits(key: str) -> Iterator[tuple[str, str]]:
