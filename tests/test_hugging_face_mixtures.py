@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import mecha_exp as mx
 from mecha_exp import Job, merge_many
 from mecha_exp.architectures import detect
-from mecha_exp.architectures.stacks import is_known_stack
+from mecha_exp.architectures.keys import is_known_stack
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours

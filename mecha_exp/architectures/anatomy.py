@@ -8,8 +8,7 @@ from functools import cached_property
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, ModelConfig, StructuralConfig, detect
 from mecha_exp.architectures.blocks import blocks_beside, in_order, stack_and_number
-from mecha_exp.architectures.keys import HasShape
-from mecha_exp.architectures.stacks import is_stack
+from mecha_exp.architectures.keys import HasShape, is_stack
 from mecha_exp.errors import ConfigError
 from mecha_exp.families import AFTER_LAYERS, BEFORE_LAYERS, is_embedding, shared_words, token_tables
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mecha_exp.architectures import Detection, ModelConfig, candidates, closest, detect
-from mecha_exp.architectures.stacks import is_stack
+from mecha_exp.architectures.keys import is_stack
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted, some

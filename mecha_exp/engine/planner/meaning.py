@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from mecha_exp.architectures import resolve
+from mecha_exp.architectures.keys import is_known_stack
 from mecha_exp.architectures.library.registry import registered
-from mecha_exp.architectures.stacks import is_known_stack
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import INPUT, Binder, output_dtype_words

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mecha_exp.architectures import ModelConfig, resolve
 from mecha_exp.engine.ir.calls import lines_of
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
-from mecha_exp.engine.planner.keys.unchanged import OutputOfChanges, Unchanged
+from mecha_exp.engine.planner.keys.unchanged_modules import OutputOfChanges, Unchanged
 from mecha_exp.errors import MechaError, RecipeError
 from mecha_exp.graph.nodes import MergeNode, Node
 from mecha_exp.method_api.key_map import KeyMap, KeyRelation

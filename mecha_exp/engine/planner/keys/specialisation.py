@@ -24,7 +24,7 @@ from mecha_exp.engine.planner.keys.dependence import (
 )
 from mecha_exp.engine.planner.keys.method_calls import ArgumentView
 from mecha_exp.engine.planner.keys.state_dicts import StateDictCalls
-from mecha_exp.engine.planner.keys.unchanged import without_unchanged
+from mecha_exp.engine.planner.keys.unchanged_modules import without_unchanged
 from mecha_exp.engine.planner.resolution import resolve_recipes
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import ByKey

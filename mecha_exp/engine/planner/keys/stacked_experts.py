@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mecha_exp.architectures import ModelConfig, resolve
-from mecha_exp.architectures.stacks import is_stack
+from mecha_exp.architectures.keys import is_stack
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.program import Program
