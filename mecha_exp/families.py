@@ -274,6 +274,7 @@ def tied_to(key: str, shapes: Shapes, shape: Sequence[int] = ()) -> str | None:
     if not key.endswith(".weight"):
         return None
     tables = [table for table in embeddings(shapes) if "per_layer" not in table and table != key]
+    tables = [table for table in tables if "/" not in table]  # statistics of a table, such as `fisher/KEY`
     if is_embedding(key):
         own = _module_around(key)
         has_own = any(other.startswith(f"{own}.") for other in shapes)
