@@ -10,7 +10,7 @@ from mecha_exp.graph.by_key import by_key
 NO_HEAD_OF_ITS_OWN = (
     *(".vision_model.head.", ".vision_tower.head.", ".img_processor.head.", ".lm_head.", ".contact_head."),
 )
-"""What base models have under a head's name: the pooling of SigLIP, ESM's contacts, heads of models in models."""
+"""What base models have under a head's name: SigLIP's pooling, ESM's contacts, heads of models in models."""
 
 UNTOLD = {"CvtForImageClassification": {"layernorm.weight", "layernorm.bias"}}
 """Keys that are named as in base models without a prefix, where they are no part of a head."""
