@@ -1,7 +1,7 @@
 """The verdict of a sweep: which point is chosen, how good it is, and what the data can tell apart.
 
 `conclude` makes a `Verdict` of `Candidate`s, which are measured models with their outcomes by example.
-`sentence` puts it into words, `as_json` into `verdict.json`, `latex` and `markdown` into tables.
+`sentence` puts it into words, `as_json` into `verdict.json`.
 docs/verdict.md says what each number means and on which assumptions it rests.
 """
 
@@ -12,7 +12,6 @@ from mecha_exp.verdict.intervals import Estimate
 from mecha_exp.verdict.normalisation import Normalised
 from mecha_exp.verdict.result import Column, Comparison, Cost, Score, Verdict, as_json
 from mecha_exp.verdict.sentences import sentence
-from mecha_exp.verdict.tables import caption, latex, markdown
 
 __all__ = [
     "Candidate",
@@ -24,10 +23,7 @@ __all__ = [
     "Score",
     "Verdict",
     "as_json",
-    "caption",
     "conclude",
-    "latex",
-    "markdown",
     "pareto_front",
     "sentence",
 ]

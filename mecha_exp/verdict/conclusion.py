@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +12,9 @@ from mecha_exp.verdict import sentences
 from mecha_exp.verdict.candidates import Candidate, Direction, comparable
 from mecha_exp.verdict.choice import best, cross_validated, minimum_detectable_difference
 from mecha_exp.verdict.comparisons import Family, columns, independent_family, selected_family
-from mecha_exp.verdict.intervals import RESAMPLES, Estimate, student
+from mecha_exp.verdict.intervals import RESAMPLES
 from mecha_exp.verdict.normalisation import guess_experts, usable_experts
+from mecha_exp.verdict.numbers import verdict_of_numbers
 from mecha_exp.verdict.paired_tests import FLIPS
 from mecha_exp.verdict.panel import Integers, Panel
 from mecha_exp.verdict.result import Comparison, Cost, Detectable, Score, Verdict
@@ -145,7 +145,7 @@ def conclude(
         points, inputs, metric, direction, base, expert_of, resamples, flips, seed, dropped, fresh
     )
     if not any(point.outcomes for point in points):
-        return _of_numbers(question, splits)
+        return verdict_of_numbers(points, inputs, metric, direction, splits)
     notes: list[str] = []
     panels = _read(question, splits, notes)
     if isinstance(panels, Verdict):
@@ -411,48 +411,3 @@ def _detectable(question: _Question, panels: _Data, families: Sequence[Family]) 
         )
         if smallest is not None:
             yield Detectable(against, family.split, smallest)
-
-
-def _of_numbers(question: _Question, splits: Sequence[str]) -> Verdict:
-    """The verdict where each model has one number: a choice, intervals over replicates, no comparison."""
-    measured = {split for point in question.points for split in point.numbers}
-    available = [split for split in splits if split in measured] or sorted(measured) or list(splits[:1])
-    selected_on, reported_on = available[0], available[min(1, len(available) - 1)]
-    scores = [
-        s for split in dict.fromkeys((selected_on, reported_on)) for s in _number_scores(question, split)
-    ]
-    sweep = {point.name for point in question.points}
-    finite = [s for s in scores if math.isfinite(s.overall.value)]
-    eligible = [s for s in finite if s.split == selected_on and s.point in sweep]
-    unusable: dict[str, list[str]] = {}
-    for score in scores:
-        if not math.isfinite(score.overall.value):
-            unusable.setdefault(score.split, []).append(score.point)
-    usable = [s.point for s in eligible]
-    notes = sentences.limits_of_numbers(question.points, selected_on, usable, unusable)
-    empty = Verdict(question.metric, question.direction, selected_on, reported_on, notes=notes)
-    if not eligible:
-        return empty
-    first = eligible[best(np.array([s.overall.value for s in eligible]), question.direction)]
-    again = [s for s in finite if (s.point, s.split) == (first.point, reported_on)]
-    shown = again[0] if again else first
-    gap = first.overall.value - shown.overall.value if shown.split != selected_on else None
-    cost = Cost(len(eligible), first.overall.value, gap)
-    return replace(empty, reported_on=shown.split, selected=shown, cost=cost, scores=tuple(scores))
-
-
-def _number_scores(question: _Question, split: str) -> list[Score]:
-    """The means over replicates of all settings and inputs that have a number on a split."""
-    groups: dict[str, list[float]] = {}
-    for candidate in (*question.points, *question.inputs):
-        if split in candidate.numbers:
-            groups.setdefault(candidate.name, []).append(float(candidate.numbers[split]))
-    return [
-        Score(name, question.recipes[name], split, _over_replicates(values), {}, replicates=len(values))
-        for name, values in groups.items()
-    ]
-
-
-def _over_replicates(values: Sequence[float]) -> Estimate:
-    """The mean of replicates with Student's t interval."""
-    return student(np.array(values, dtype=np.float64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from mecha_exp.report.paper.text import Numbers, caption
 from mecha_exp.report.results import Results
 from mecha_exp.report.settings import Estimate
 from mecha_exp.report.table import estimate_text
@@ -20,8 +21,6 @@ def task_table(results: Results) -> dict[str, Any] | None:
     Returns:
         None where the evaluator gives one number for each model.
     """
-    from mecha_exp.verdict import caption
-
     verdict = results.verdict
     if verdict is None or not verdict.columns:
         return None
@@ -38,7 +37,7 @@ def task_table(results: Results) -> dict[str, Any] | None:
             {"kind": kind, "name": _name(s), "cells": [_cell(verdict, s, t) for t in tasks]}
             for kind, s in rows
         ],
-        "caption": caption(verdict),
+        "caption": caption(verdict, Numbers(intervals=True)),
     }
 
 
