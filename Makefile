@@ -63,16 +63,15 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	$(BIN)/python -m parity.results
 	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py tests/mergekit/test_goldens.py tests/mergekit/test_token_goldens.py tests/mergekit/test_missing_tokens.py tests/mergekit/test_mixtures.py tests/mergekit/test_modules.py
 
-# Changes are made in a copy of what is committed, so that none can stay behind. Hours: a run of the tests for each change.
+# In a copy of what is committed, so that no change can stay behind. Hours: a run of the tests for each change.
 # SAMPLE=100 tries that many, drawn at random.
 PACKAGE ?= verdict
+MUTATED_verdict := mecha_exp/verdict tests/verdict
+MUTATED_transaction := mecha_exp/checkpoint/transaction tests/checkpoint
+MUTATED_planner := mecha_exp/engine/planner tests/engine
 mutants: .mutants/.installed ## change PACKAGE (verdict, transaction, planner) line by line, and list what no test notices
 	rm -rf .mutants/tree && mkdir .mutants/tree && git archive HEAD | tar -x -C .mutants/tree
-	cd .mutants/tree && ../bin/cosmic-ray init .ci/mutants/$(PACKAGE).toml session.sqlite
-	cd .mutants/tree && ../bin/python .ci/mutants/sample.py session.sqlite $(SAMPLE)
-	cd .mutants/tree && ../bin/cosmic-ray baseline .ci/mutants/$(PACKAGE).toml
-	cd .mutants/tree && ../bin/cosmic-ray exec .ci/mutants/$(PACKAGE).toml session.sqlite
-	cd .mutants/tree && ../bin/cr-report session.sqlite --surviving-only && ../bin/cr-rate session.sqlite
+	cd .mutants/tree && ../bin/python .ci/mutants.py $(MUTATED_$(PACKAGE)) $(if $(SAMPLE),--sample $(SAMPLE))
 
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)

@@ -232,24 +232,38 @@ def squared_errors(panel: Panel, one: int, other: int) -> tuple[Floats, Floats]:
 
     The latter are one of the differences where both settings have the same replicates, else one of each
     setting with several. What replicates and examples do together is in both, so that their sum is not too
-    small.
+    small. Two replicates that differ may have as many hits by chance: counts have the variance of rounding,
+    1/12 of an example squared, beside that of the replicates.
     """
     differences = panel.contributions[:, one] - panel.contributions[:, other]
     parts = [(float((differences**2).sum()), max(panel.effective_clusters - 1, 1.0))]
-    scores = [dict(zip(panel.replicates[i], _column_scores(panel, i), strict=True)) for i in (one, other)]
+    both = [(panel.replicates[place], _columns(panel, panel.column_scores, place)) for place in (one, other)]
+    scores = [dict(zip(labels, columns, strict=True)) for labels, columns in both]
     if set(scores[0]) == set(scores[1]):
         samples = [np.array([scores[0][label] - scores[1][label] for label in scores[0]])]
     else:
         samples = [np.array(list(score.values())) for score in scores]
-    parts += [(float(s.var(ddof=1)) / len(s), len(s) - 1.0) for s in samples if len(s) > 1]
+    rounding = _rounding(panel, one, other)
+    parts += [((float(s.var(ddof=1)) + rounding) / len(s), len(s) - 1.0) for s in samples if len(s) > 1]
     errors, freedom = np.array(parts).T
     return errors, freedom
 
 
-def _column_scores(panel: Panel, setting: int) -> Floats:
-    """The scores of a setting's replicates."""
+def _rounding(panel: Panel, one: int, other: int) -> float:
+    """The variance of counts as scores of 0/1 outcomes; 0 where all replicates of both settings are alike."""
+    alike = all(
+        (columns == columns[:, :1]).all()
+        for task in panel.tasks.values()
+        for columns in (_columns(panel, task.sums, one), _columns(panel, task.sums, other))
+    )
+    steps = [1 / (task.examples * len(panel.tasks)) for task in panel.tasks.values() if task.binary]
+    return 0.0 if alike else sum(step**2 for step in steps) / 12
+
+
+def _columns(panel: Panel, values: Floats, setting: int) -> Floats:
+    """The columns of a setting's replicates, [..., replicates]."""
     start = int(panel.starts[setting])
-    return panel.column_scores[start : start + len(panel.replicates[setting])]
+    return values[..., start : start + len(panel.replicates[setting])]
 
 
 def skewness(panel: Panel, parts: Floats) -> float:

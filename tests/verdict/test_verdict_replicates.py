@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from bench.verdict_seeds import Seeds, coverage, errors
 from mecha_exp.evaluation.outcomes import Outcomes
@@ -170,3 +170,22 @@ def test_one_new_replicate_is_no_report():
     fresh = replicated("a", rows[4:], splits=("test",))
 
     assert conclude(replicated("a", rows[:2]), fresh=fresh, **QUICK).fresh == 0
+
+
+def test_two_seeds_with_as_many_hits_by_chance_show_no_difference():
+    """Of seeds with effects some have equal counts: as far apart as half of an example, and not equal."""
+    hits = [[(start, start + count) for start in (0, 20)] for count in (200, 150)]
+    place = np.arange(300)
+    rows = [np.array([(place >= a) & (place < b) for a, b in of], dtype=float) for of in hits]
+
+    p_value = paired_p_values(panel(*rows), PAIR)[0]
+    assert p_value == pytest.approx(_banerjee(1 / 6, *squared_errors(panel(*rows), 0, 1)))
+    assert 0.001 < p_value < 0.05
+    assert paired_p_values(panel(rows[0][[0, 0]], rows[1][[0, 0]]), PAIR)[0] < 1e-9  # nothing was drawn
+
+
+def _banerjee(difference: float, errors: np.ndarray, freedom: np.ndarray) -> float:
+    def exceeds(p: float) -> float:
+        return float((stats.t.isf(p / 2, freedom) ** 2 * errors).sum()) - difference**2
+
+    return float(optimize.brentq(exceeds, 1e-12, 1))
