@@ -22,7 +22,7 @@ from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of
 from mecha_exp.app.sweep import summary
 from mecha_exp.app.sweep.folder import claimed_folder
-from mecha_exp.app.sweep.fresh import NewSeeds
+from mecha_exp.app.sweep.fresh import NewReplicates
 from mecha_exp.app.sweep.holdout import report_chosen
 from mecha_exp.app.sweep.plan import plan_sweep, show_sweep_plan
 from mecha_exp.app.sweep.replicates import DATA, replicate_kinds
@@ -211,7 +211,7 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
     _check_evaluations(line, scoring)
     check_race(line, scoring)
     sweep.notes += notes_of(point.config, point.options.model_dirs)
-    _new_seeds(line).check(scoring)
+    _new_replicates(line).check(scoring)
     adaptive = _adaptive(line, point, scoring, title, bench)
     sweep.notes += adaptive.notes if adaptive else ()
     sweep.reference = checked_reference(line.config.sweep.get("reference"), scoring)
@@ -220,9 +220,9 @@ def _prepare_sweep(line: CommandLine, bench: Workbench) -> tuple[Sweep, Adaptive
     return sweep, adaptive
 
 
-def _new_seeds(line: CommandLine) -> NewSeeds:
-    """The seeds with which the chosen setting is measured again."""
-    return NewSeeds(line.config.sweep.get("fresh"), line.jobs, line.points, line.composer)
+def _new_replicates(line: CommandLine) -> NewReplicates:
+    """The seeds, or sets of experts, with which the chosen setting is measured again."""
+    return NewReplicates(line.config.sweep.get("fresh"), line.config, line.jobs, line.points, line.composer)
 
 
 def _run_sweep(line: CommandLine, bench: Workbench) -> int:
@@ -242,7 +242,7 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
                 summary.mend(sweep, folder, tracking)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
             reported = is_part or report_chosen(sweep, folder, bench, tracking)  # the whole sweep chooses
-            reported = reported and (is_part or _new_seeds(line).measure(sweep, folder, bench))
+            reported = reported and (is_part or _new_replicates(line).measure(sweep, folder, bench))
         except KeyboardInterrupt:
             interrupted = True
         finally:

@@ -13,7 +13,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.report.results import Results
 from mecha_exp.report.sweep_results import results_from
 from mecha_exp.report.verdict import splits_of, verdict_of
-from mecha_exp.report.why.ablation import MODES, intervals_of_changes
+from mecha_exp.report.why import ablation, shapley
 from mecha_exp.runs.outcomes import FRESH_FILE, ModelOutcomes, models_in, outcomes_so_far, read_outcomes
 from mecha_exp.runs.sweep import Sweep
 
@@ -31,10 +31,13 @@ def concluded_results(sweep: Sweep, folder: Path, *, ended: bool = False) -> Res
     read = cache(partial(outcomes_so_far, sweep, folder, records, ended=ended, most=MOST_READ))
     if not results.objectives:
         concluded = replace(results, verdict=_read_and_conclude(results, read, folder / FRESH_FILE))
-        if results.mode not in MODES or results.metric is None:
+        if results.metric is None:
             return concluded
         with suppress(ConfigError):  # the verdict says it
-            return replace(concluded, changes=intervals_of_changes(results, read()))
+            if results.mode in ablation.MODES:
+                return replace(concluded, changes=ablation.intervals_of_changes(results, read()))
+            if results.mode == shapley.MODE:
+                return replace(concluded, attributed=shapley.attributions(results, read()))
         return concluded
     alone = {m: replace(results, chosen=m, better=better) for m, better in results.objectives.items()}
     verdicts = {metric: _read_and_conclude(part, read) for metric, part in alone.items()}

@@ -17,6 +17,7 @@ from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, RACE_FIDELITY, Re
 from mecha_exp.runs.values import ALL_DIGITS, Value, as_text, parse_value
 
 if TYPE_CHECKING:
+    from mecha_exp.report.why.shapley import Attributions
     from mecha_exp.verdict import Verdict
 
 
@@ -64,6 +65,7 @@ class Results:
         logarithmic: the keys that a search drew by their logarithm; None where that is not known.
         sheet: the keys of columns, rows and pages of contact sheets; those that it lacks follow.
         changes: the 95 % interval of what each block changes in a block ablation, where outcomes give it.
+        attributed: Shapley values of a sweep of coalitions with their intervals, where outcomes give them.
 
     Raises:
         ConfigError: a metric of one name was measured by two evaluations.
@@ -87,6 +89,7 @@ class Results:
     logarithmic: Sequence[str] | None = None
     sheet: Sequence[str] = ()
     changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    attributed: Attributions | None = None
 
     def __post_init__(self) -> None:
         """Check that the points were measured alike."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -46,6 +46,14 @@ class Dimension:
     step: float | None = None
     is_integer: bool = False
     logarithmic: bool = False
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What of it is not as it is by default, as JSON has it: a later field changes no older search."""
+        usual = Dimension(self.key, self.sign)
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)]
+        own = {name: getattr(self, name) for name in names}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
 
     @property
     def size(self) -> float:
@@ -127,9 +135,10 @@ class Space:
         return sum(math.prod(d.size for d in self._of(branch) if d.key != GROUP) for branch in self.branches)
 
     @property
-    def description(self) -> list[str]:
-        """The dimensions and branches as texts, by which two spaces are compared."""
-        return [repr(d) for d in self.dimensions] + [f"{k}: {sorted(v)}" for k, v in self.branches.items()]
+    def description(self) -> dict[str, Any]:
+        """The dimensions and branches as JSON has them, by which two spaces are compared."""
+        dimensions = {d.sign + d.key: d.description for d in self.dimensions}
+        return {"dimensions": dimensions, "branches": {k: sorted(v) for k, v in self.branches.items()}}
 
     def draw(self, suggest: Callable[[Dimension], Any]) -> Parameters:
         """The parameters of a trial, each suggested when it is known that the trial has it."""

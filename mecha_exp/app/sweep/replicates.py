@@ -43,7 +43,7 @@ def replicate(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Ove
     replicated = list(points)
     if EXPERTS in kinds:
         replicated = lab.with_each_set(
-            replicated, _checked_names(replicated, _checked_sets(replicated, config, fixed))
+            replicated, checked_names(replicated, _checked_sets(replicated, config, fixed))
         )
     return replicated if seeds is None else _with_seeds(replicated, config, fixed)
 
@@ -89,7 +89,15 @@ def _checked_sets(
             f"{clash or 'models'} is given, and sweep.replicate runs each point with every list of "
             "models.sets. Leave one of them out."
         )
-    value = config.models.get("sets")
+    return sets_of(config.models.get("sets"))
+
+
+def sets_of(value: object) -> list[list[str]]:
+    """The sets of experts of `models.sets`, after a check that they are replicates of each other.
+
+    Raises:
+        ConfigError: they are no lists, of other lengths, or two are the same.
+    """
     sets = resolved(value)
     if not sets or not isinstance(sets, list) or not all(isinstance(s, list) and s for s in sets):
         raise ConfigError(
@@ -110,7 +118,7 @@ def _checked_sets(
     return texts
 
 
-def _checked_names(points: Sequence[Setting], sets: Sequence[Sequence[str]]) -> list[list[str]]:
+def checked_names(points: Sequence[Setting], sets: Sequence[Sequence[str]]) -> list[list[str]]:
     """The names of the experts of each set.
 
     Raises:

@@ -19,7 +19,7 @@ MAX_PANELS = 4
 def shapley_values(results: Results) -> Figure | None:
     """Draw a panel for each setting of the other swept keys; None where there are no values.
 
-    Whiskers are intervals over sampled orders, where not all coalitions were measured.
+    Whiskers are intervals over examples, or over sampled orders where not all coalitions were measured.
     """
     shown = attributions(results)[0][:MAX_PANELS]
     if not shown:

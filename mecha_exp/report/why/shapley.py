@@ -43,15 +43,19 @@ class Attribution:
     covers: str
 
 
-def attributions(
-    results: Results, models: Sequence[ModelOutcomes] = ()
-) -> tuple[list[Attribution], list[str]]:
+Attributions = tuple[Sequence[Attribution], Sequence[str]]
+"""The Shapley values of each setting of the other keys, and a sentence for each setting that has none."""
+
+
+def attributions(results: Results, models: Sequence[ModelOutcomes] = ()) -> Attributions:
     """The Shapley values of a sweep of mode `shapley`, and a sentence for each setting that has none.
 
     Args:
         results: of the sweep.
-        models: the outcomes by example, for intervals; without them exact values have none.
+        models: the outcomes by example, for intervals; without them those of `results.attributed`, if any.
     """
+    if results.attributed is not None and not models:
+        return results.attributed
     key = next((key for key in KEYS if key in results.swept), None)
     if results.mode != MODE or not results.judged or key is None:
         return [], []

@@ -278,6 +278,8 @@ def test_a_folder_with_another_space_is_refused(search, folder):
 
     assert outcome.status != 0 and (folder / "s" / "sweep.json").read_text() == before
     assert "s/trials.json has the trials of another space" in outcome.err.replace("\n", " ")
+    written = json.loads((folder / "s" / "trials.json").read_text())["space"]["dimensions"]
+    assert all(set(of) <= {"high", "low", "step", "choices", "is_integer"} for of in written.values())
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,9 @@ def test_shapley_values_of_experts_add_up_to_what_all_of_them_add(app, folder):
     assert all(v["ci95"][0] < v["value"] < v["ci95"][1] for v in said["values"].values())
     assert (said["players"], said["intervals_cover"]) == ("expert", "examples")
     assert "Intervals are over examples." in app("why").out
+    for name, value in said["values"].items():  # the closing lines have them too
+        low, high = value["ci95"]
+        assert f"{name} {value['value']:+.4f} ({low:+.4f} to {high:+.4f})" in " ".join(outcome.out.split())
 
 
 def test_shapley_values_of_blocks(app, folder):
