@@ -67,7 +67,7 @@ def verdict_of(
         fresh=_fresh_candidates(results, fresh),
     )
     mixed = [_MIXED] if are_mixed(record.tags for record in results.finished) else []
-    return replace(verdict, notes=(*race_notes(results), *mixed, *verdict.notes))
+    return replace(verdict, notes=(*race_notes(results), *_twin_notes(results), *mixed, *verdict.notes))
 
 
 def race_notes(results: Results) -> list[str]:
@@ -105,10 +105,12 @@ def race_notes(results: Results) -> list[str]:
 def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Candidate]:
     """A candidate for each finished point that can be chosen, in the order of the table.
 
-    Points that a race dropped and trials of a greedy soup are left out.
+    Points that a race dropped and trials of a greedy soup are left out, and so are all but one of settings
+    that are the same models, such as a greedy soup that kept every expert, and the uniform one.
     """
     from mecha_exp.verdict import Candidate
 
+    twins = _twins(results)
     by_number = {model.point: model for model in models if model.role == POINT}
     numbers = {id(record): number for number, record in enumerate(results.records)}
     return [
@@ -122,7 +124,29 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
             draws="seed" in record.parameters or SEED_PATH in record.parameters,
         )
         for setting in results.ranked
+        if setting.name not in twins
         for label, record in _replicates(results, setting).items()
+    ]
+
+
+def _twins(results: Results) -> dict[str, str]:
+    """The settings that are the same models as an earlier one of the table, by name, and that one's name."""
+    first: dict[tuple[tuple[str, float | None], ...], str] = {}
+    twins: dict[str, str] = {}
+    for setting in results.ranked:
+        records = _replicates(results, setting).values()
+        models = tuple((record.signature, record.metrics.get(str(results.metric))) for record in records)
+        known = models and all(signature for signature, _ in models)
+        if known and first.setdefault(models, setting.name) != setting.name:
+            twins[setting.name] = first[models]
+    return twins
+
+
+def _twin_notes(results: Results) -> list[str]:
+    """A sentence on the settings that are counted once with another."""
+    return [
+        f"'{twin}' is the same model as '{name}', and is counted once."
+        for twin, name in _twins(results).items()
     ]
 
 

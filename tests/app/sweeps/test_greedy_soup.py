@@ -1,6 +1,7 @@
 """`sweep=greedy_soup`: experts by validation, each kept only if the soup is better with it."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,15 @@ def test_what_is_wrong_is_said_before_any_work(soup, folder, words, message):
     assert outcome.status != 0
     assert message in " ".join(outcome.err.split()), outcome.err
     assert not (folder / "outputs" / "multiruns").exists() and not (folder / "measured.txt").exists()
+
+
+def test_a_soup_of_all_experts_is_counted_once(app, folder):
+    outcome = app("sweep=greedy_soup", "output=none", "tracking=none", "-m")
+    written = json.loads((sweep_of(folder) / "verdict.json").read_text())
+
+    assert outcome.status == 0, outcome.err
+    everyone = "subset=[expert_0_3,expert_4_6,expert_7_9]"
+    said = f"'soup=greedy,{everyone}' is the same model as 'soup=uniform,{everyone}', and is counted once."
+    assert said in written["notes"] and written["candidates"] == 4
+    assert not any("the same best score" in note for note in written["notes"])
+    assert f"soup=greedy,{everyone}" not in {c["point"] for c in written["comparisons"]}
