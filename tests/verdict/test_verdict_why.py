@@ -22,6 +22,7 @@ from mecha_exp.verdict.why import (
     shapley,
     variance_shares,
 )
+from mecha_exp.verdict.why.shapley import weights
 
 
 def test_shares_of_a_plus_2b_plus_ab_are_exact():
@@ -144,6 +145,8 @@ def test_shapley_values_are_the_means_over_all_orders(seed: int, count: int):
 
     assert {player: result[player].value for player in players} == pytest.approx(expected, abs=1e-9)
     assert all(math.isnan(estimate.low) for estimate in result.values())
+    by_weights = weights(players, [*values]) @ np.array([*values.values()])
+    assert dict(zip(players, by_weights, strict=True)) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 4, 10, 14])
