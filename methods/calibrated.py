@@ -240,7 +240,7 @@ def add_products(
         raise MergeError(f"a Gram matrix of '{key_of(name)}' has a square below 0. Calibrate again.")
     for start in range(0, len(gram), ROWS):  # a whole matrix in float64 is as large as the sum
         rows = slice(start, start + ROWS)
-        damped = gram[rows].double().mul_(alpha)
+        damped = gram[rows].to(torch.float64, copy=True).mul_(alpha)
         damped.diagonal(start).copy_(gram.diagonal()[rows])
         total[rows] += damped
         right.addmm_(weights[:, rows].double(), damped)

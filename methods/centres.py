@@ -21,8 +21,16 @@ from mecha_exp.methods.reductions import gram, gram_matrix
 
 
 def row_cosine(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """The cosine of each row of a with that row of b, [rows, 1] in float64; norms below eps count as eps."""
-    return row_dot(a, b) / (row_norm(a).clamp_min(eps) * row_norm(b).clamp_min(eps))
+    """The cosine of each row of a with that row of b, [rows, 1] in float64, 0 where one of them is 0.
+
+    Norms below eps count as eps.
+    """
+    return quotient(row_dot(a, b), row_norm(a).clamp_min(eps) * row_norm(b).clamp_min(eps))
+
+
+def quotient(product: Tensor, norms: Tensor) -> Tensor:
+    """product / norms, and 0 where the norms are."""
+    return torch.where(norms > 0, product / norms, 0)
 
 
 def stock_share(cosine: Tensor, count: int) -> Tensor:
@@ -46,13 +54,13 @@ def row_share(deltas: tuple[Tensor, ...], eps: float, pairs: str = "consecutive"
 
 
 @merge_method(rowwise=True)
-def model_stock(*deltas: Delta, cos_eps: RowNorm = 1e-6, pairs: Pairs = "consecutive") -> Return(
+def model_stock(*deltas: Delta, cos_eps: RowNorm = 0.0, pairs: Pairs = "consecutive") -> Return(
     Tensor, "delta"
 ):
     """t mean(deltas), with t = N c / (1 + (N - 1) c) and c the mean cosine of pairs of deltas, by row.
 
     A row is a slice along the last axis. Where t is not defined the result is 0; one delta is itself.
-    Agrees: sd-mecha (pairs=consecutive, where the order of the deltas counts).
+    Agrees: sd-mecha (cos_eps=1e-6, and pairs=consecutive, where the order of the deltas counts).
     Differs: the paper takes the angle of a whole layer and of all pairs: `model_stock_pairwise`.
     Source: sd-mecha, of Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
@@ -63,11 +71,11 @@ def model_stock(*deltas: Delta, cos_eps: RowNorm = 1e-6, pairs: Pairs = "consecu
 
 @merge_method(composite=True)
 def n_model_stock(
-    base: Base, *models: Experts, cos_eps: RowNorm = 1e-6, scale: Scale = 1.0, pairs: Pairs = "consecutive"
+    base: Base, *models: Experts, cos_eps: RowNorm = 0.0, scale: Scale = 1.0, pairs: Pairs = "consecutive"
 ) -> Return(Tensor, "weight"):
     """base + scale model_stock(model_i - base).
 
-    Agrees: sd-mecha (pairs=consecutive, where the order of the experts counts).
+    Agrees: sd-mecha (cos_eps=1e-6, and pairs=consecutive, where the order of the experts counts).
     Differs: the paper takes the angle of a whole layer and of all pairs: `model_stock_pairwise`.
     Source: sd-mecha, of Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
@@ -76,24 +84,26 @@ def n_model_stock(
 
 
 @merge_method(elementwise=True, register=False)
-def pairwise_share(products: Small, scale: Small, count: Parameter(int)) -> Return(Tensor, "param"):
+def pairwise_share(products: Small, scale: Small, count: Parameter(int), cos_eps: Parameter(float)) -> Return(
+    Tensor, "param"
+):
     """`stock_share` times the scale, from the mean cosine of all pairs."""
     matrix = gram_matrix(products, count)
     norms = matrix.diagonal().sqrt()
     pairs = [
-        (matrix[i, j] / (norms[i] * norms[j]).clamp_min(1e-6)).clamp(-1, 1)
+        quotient(matrix[i, j], (norms[i] * norms[j]).clamp_min(cos_eps)).clamp(-1, 1)
         for i, j in combinations(range(count), 2)
     ]
     return scale * stock_share(torch.stack(pairs).mean(), count)
 
 
 @merge_method(rowwise=True, register=False)
-def stock_of_rows(*deltas: Delta) -> Return(Tensor, "delta"):
+def stock_of_rows(*deltas: Delta, cos_eps: Parameter(float)) -> Return(Tensor, "delta"):
     """`stock_share` times the mean, by row, from the mean cosine of all pairs."""
     pairs = []
     for a, b in combinations(deltas, 2):
         norms = row_norm(a) * row_norm(b)
-        pairs.append((row_dot(a, b) / norms.clamp_min(1e-6)).clamp(-1, 1))
+        pairs.append(quotient(row_dot(a, b), norms.clamp_min(cos_eps)).clamp(-1, 1))
     share = stock_share(sum(pairs) / len(pairs), len(deltas)).to(deltas[0].dtype)
     return share * sum(deltas) / len(deltas)
 
@@ -104,11 +114,12 @@ def model_stock_pairwise(
     *models: Experts,
     filter_wise: Parameter(bool, help="an angle for each row (a slice along the last axis)") = False,
     scale: Scale = 1.0,
+    cos_eps: Parameter(float, ge=0, help="products of norms below it count as it; mergekit has 1e-6") = 0.0,
 ) -> Return(Tensor, "weight"):
     """base + scale t mean(deltas), t = N c / (1 + (N - 1) c), c the mean cosine of all pairs of deltas.
 
     Over the whole tensor or by row. Where t is not defined the result is the base; one model is itself.
-    Agrees: the paper by layer, mergekit.
+    Agrees: the paper by layer; mergekit (cos_eps=1e-6, by which small task vectors count as orthogonal).
     Differs: the paper derives t for two experts and for N of them at one angle, whose mean is taken here.
     Source: Model Stock, Jang et al. 2024, arXiv:2403.19522.
     """
@@ -118,14 +129,16 @@ def model_stock_pairwise(
     if len(deltas) == 1:
         return add_scaled(base, deltas[0], scale)
     if filter_wise:
-        return add_scaled(base, stock_of_rows(*deltas), scale)
-    share = pairwise_share(gram(*deltas), scale, count=len(deltas))
+        return add_scaled(base, stock_of_rows(*deltas, cos_eps=cos_eps), scale)
+    share = pairwise_share(gram(*deltas), scale, count=len(deltas), cos_eps=cos_eps)
     return add_scaled(base, n_average(*deltas), share)
 
 
 Iterations = Parameter(int, ge=0, help="iterations at most")
-Nearest = Parameter(float, gt=0, help="distances below it count as it")
+Nearest = Parameter(float, ge=0, help="distances below it count as it; sd-mecha has 1e-6")
 Progress = Parameter(float, ge=0, help="relative change of the sum of distances that ends the iteration")
+ROUNDED = 1e-8
+"""Of the largest distance, what one may be wrong by: the root of a sum of inner products in float64."""
 
 
 @merge_method(elementwise=True, register=False)
@@ -150,9 +163,11 @@ def median_shares(
 
     shares = torch.full([count], 1 / count, dtype=matrix.dtype)
     away = distances(shares)
+    if not away.any():
+        return shares
     for _ in range(maxiter):
         before = away.mean()
-        shares = 1 / away.clamp_min(eps)
+        shares = 1 / away.clamp_min(max(eps, float(away.max()) * ROUNDED))
         shares = shares / shares.sum()
         away = distances(shares)
         if (before - away.mean()).abs() <= ftol * away.mean():
@@ -162,13 +177,14 @@ def median_shares(
 
 @merge_method(composite=True)
 def geometric_median(
-    *models: Model, eps: Nearest = 1e-6, maxiter: Iterations = 100, ftol: Progress = 1e-20
+    *models: Model, eps: Nearest = 0.0, maxiter: Iterations = 100, ftol: Progress = 1e-20
 ) -> Return(Tensor):
     """The point whose distances to all models have the smallest sum, over the whole tensor.
 
     Weiszfeld's iteration from the mean: weights 1 / max(distance, eps), normalised. Only inner products are
-    needed for it, so the tensors are read twice in all.
-    Agrees: sd-mecha.
+    needed for it, so the tensors are read twice in all, and a distance below 1e-8 of the largest counts as
+    that.
+    Agrees: sd-mecha (eps=1e-6).
     Differs: the paper takes one median of the whole model, here each tensor has its own.
     Source: Weiszfeld 1937; Pillutla et al. 2022, arXiv:1912.13445; sd-mecha.
     """

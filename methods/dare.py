@@ -41,8 +41,8 @@ def keep_at_random(
 
 @merge_method(elementwise=True, register=False)
 def with_total(kept: Delta, before: Small, after: Small) -> Return(Tensor, "delta"):
-    """Scaled so that the magnitudes sum to `before` and not to `after`; left alone if either is tiny."""
-    return kept * torch.where((before < 1e-7) | (after < 1e-7), 1, before / after)
+    """Scaled so that the magnitudes sum to `before` and not to `after`; left alone if either is 0."""
+    return kept * torch.where((before > 0) & (after > 0), before / after, 1)
 
 
 def dropped_entries(delta: Node, density: Node | float, rescale: bool | str, seed: int, stream: int) -> Node:

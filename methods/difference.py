@@ -221,7 +221,8 @@ def extract(
     Source: supermerger.
     """
     db, dc = b - a, c - a
-    cosine = cosine_similarity(db, dc, dim=-1).clamp(-1, 1).unsqueeze(-1)
+    nothing = torch.finfo(db.dtype).tiny  # torch takes norms below 1e-8 for that
+    cosine = cosine_similarity(db, dc, dim=-1, eps=nothing).clamp(-1, 1).unsqueeze(-1)
     d = ((cosine + 1) / 2) ** gamma
     return a + (db + alpha * (dc - db)) * (d + beta * (1 - 2 * d))
 

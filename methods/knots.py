@@ -100,7 +100,9 @@ def knots(
         choices=("global", "tensor"),
         help="trim the coordinates of the whole model at once, or of each tensor",
     ) = "global",
-    smallest: Parameter(float, ge=0, help="singular values up to it are left out") = 1e-5,
+    smallest: Parameter(
+        float, ge=0, help="singular values up to it are left out; the authors have 1e-5"
+    ) = 0.0,
     scale: Scale = 1.0,
     seed: Seed = 0,
 ) -> Return(Tensor, "weight"):
@@ -112,8 +114,8 @@ def knots(
     1 - drop. `k` counts the coordinates of the whole model, found in one more trip over the data.
     Tensors of more than two axes are matrices of the rows of axis 0, and those of one axis stay the base's.
     Stacked experts take trim=tensor. Needs whole tensors.
-    Agrees: the official code (svd-vector, ties, mean) for matrices, but for its random numbers. KnOTS-TIES is
-    the default, KnOTS-DARE-TIES has k=1 and drop=0.1.
+    Agrees: the official code (svd-vector, ties, mean; smallest=1e-5) for matrices, but for random numbers.
+    KnOTS-TIES is the default, KnOTS-DARE-TIES has k=1 and drop=0.1.
     Differs: the official code joins the bias of a layer to its matrix as a column more, and gives entries
     whose values cancel the sign that most have. Where singular values are equal the basis, and so the result,
     is one of many.

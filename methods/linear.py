@@ -98,7 +98,7 @@ def linear(
     """
     each = spread(weights, len(models))
     total = sum(each) if normalize else 1.0
-    if abs(total) < 1e-12:
+    if normalize and abs(total) <= 1e-12 * max(map(abs, each)):
         raise RecipeError(f"weights: {each} sum to zero. Change them, or set normalize=false.")
     return weighted_total(*models, weights=[weight / total for weight in each])
 

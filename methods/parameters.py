@@ -33,7 +33,7 @@ Rescale = Parameter(
 )
 VoteBySize = Parameter(bool, help="elect the sign of the sum of the values, not of the sum of the signs")
 Seed = Parameter(int | None, ge=0, help="of the random masks; none is 0")
-RowNorm = Parameter(float, gt=0, help="norms of rows below it count as it")
+RowNorm = Parameter(float, ge=0, help="norms of rows below it count as it; sd-mecha has 1e-6")
 Task = Parameter(int, ge=0, help="which of the models is to be restored, from 0")
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, StateDict, factor, merge_method, skip_key
-from mecha_exp.extensions.merge_methods import did_you_mean, parse_dtype, round_to
+from mecha_exp.extensions.merge_methods import did_you_mean, floating_dtype, round_to
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ def cast(
     """
     if dtype is None:
         return a
-    return round_to(a, parse_dtype(dtype)).to(a.dtype)
+    return round_to(a, floating_dtype(dtype)).to(a.dtype)
 
 
 @merge_method

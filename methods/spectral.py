@@ -9,7 +9,7 @@ from torch import Tensor
 from mecha_exp import Node, Parameter, Return, Tile, factor, merge_method, reduction
 from mecha_exp.methods.linear import add_scaled, subtract, weighted_sum
 from mecha_exp.methods.parameters import Base, Delta, Model, Small
-from mecha_exp.methods.stiefel import between_frames, logarithm
+from mecha_exp.methods.stiefel import logarithm, turned
 
 
 def as_matrix(a: Tensor) -> Tensor:
@@ -78,36 +78,45 @@ def proper(frames: Small) -> Return(Tensor, "param"):
     return torch.cat([u[:, :-1], u[:, -1:] * torch.linalg.slogdet(u @ v.mT)[0]], 1), v
 
 
-@factor(elements=lambda shape: max(3 * _sides(shape)[1] ** 2, _frames(shape)))
+@factor(elements=lambda shape: 4 * _sides(shape)[1] ** 2 + _frames(shape))
 def turning(frames: Small, eps: Parameter(float), max_iters: Parameter(int)) -> Return(Tensor, "param"):
-    """The angles and axes of a rotation, or the way between the frames: input of its fractional powers."""
+    """The angles and axes of a rotation, or the way between the frames: input of its powers."""
     if not frames:
         return ()
     u, v = frames
     if u.shape[0] > u.shape[1]:
-        return v, logarithm(v, u, eps, max_iters)
+        return logarithm(u, v, eps, max_iters)
     values, vectors = torch.linalg.eig(u @ v.mT)
     axes, _ = torch.linalg.qr(vectors)  # orthonormal, though eigenvectors of one value need not be
     return values.angle(), axes
 
 
-def _rotated(x: Tensor, frames: tuple[Tensor, Tensor], turn: tuple[Tensor, ...], power: float) -> Tensor:
-    """x Q^power, Q being what takes the frame U to V and leaves what lies in neither."""
-    u, v = frames
+def _rotated(
+    x: Tensor,
+    frames: tuple[Tensor, Tensor],
+    turn: tuple[Tensor, ...],
+    power: float,
+    eps: float = 1e-8,
+    max_iters: int = 100,
+) -> Tensor:
+    """x Q^power, Q being the rotation that takes the frame U to V and leaves what lies outside of both.
+
+    Rows in the span of U need no more than the frames for a whole power, and those of V for its inverse. The
+    others are turned by the way between the frames.
+    """
+    u, v = frames if power > 0 else frames[::-1]
     if power == 0:
         return x
-    whole = u.shape[0] == u.shape[1]
-    if power == 1:
-        return x @ u @ v.mT if whole else x + (x @ (u - v)) @ v.mT
-    if power == -1:
-        return x @ v @ u.mT if whole else x + (x @ (v - u)) @ u.mT
-    if whole:
+    is_whole = u.shape[0] == u.shape[1]
+    if abs(power) == 1:
+        along = x @ u
+        if is_whole or (x - along @ u.mT).norm() <= x.norm() * max(x.shape) * torch.finfo(x.dtype).eps:
+            return along @ v.mT
+    if is_whole:
         angles, axes = turn
         powers = torch.polar(torch.ones_like(angles), angles * power)
         return x @ (axes * powers @ axes.mH).real
-    frame, way = turn
-    left, right = (between_frames(frame, way, share / 2) for share in (1 + power, 1 - power))
-    return x + (x @ (left - right)) @ right.mT
+    return turned(x, turn or turning.__wrapped__(frames, eps, max_iters), power)
 
 
 @merge_method(register=False, without=_blend)
@@ -119,6 +128,8 @@ def rotated(
     alignment: Parameter(float),
     alpha: Parameter(float),
     centralization: Parameter(float),
+    eps: Parameter(float),
+    max_iters: Parameter(int),
 ) -> Return(Tensor):
     """The rows of a, blended with those of b turned back, and turned; tensors of one axis are blended."""
     if a.ndim < 2:
@@ -126,9 +137,9 @@ def rotated(
     rows, mean_a = _centred(a, centralization)
     mean_b = as_matrix(b).mean(0) * centralization
     if alpha:
-        others = _rotated(as_matrix(b) - mean_b, frames, turn, -1)
+        others = _rotated(as_matrix(b) - mean_b, frames, turn, -1, eps, max_iters)
         rows = rows + alpha * (others - rows)
-    moved = _rotated(rows, frames, turn, alignment)
+    moved = _rotated(rows, frames, turn, alignment, eps, max_iters)
     return moved.add_(mean_a + alignment * (mean_b - mean_a)).reshape(a.shape)
 
 
@@ -140,9 +151,11 @@ def rotated_simply(
     alignment: Parameter(float),
     alpha: Parameter(float),
     centralization: Parameter(float),
+    eps: Parameter(float),
+    max_iters: Parameter(int),
 ) -> Return(Tensor):
     """As `rotated` by a whole turn, or by none, which needs no angles."""
-    return rotated.__wrapped__(a, b, frames, (), alignment, alpha, centralization)
+    return rotated.__wrapped__(a, b, frames, (), alignment, alpha, centralization, eps, max_iters)
 
 
 @merge_method(composite=True)
@@ -161,8 +174,10 @@ def rotate(
     """lerp(A, B Q^T, alpha) Q^alignment + lerp(mean a, mean b, alignment): a turned towards b.
 
     A and B are the centred rows of a and b (with c: of their differences to c, added to it), Q the rotation
-    that brings A nearest to B. alignment = alpha = 0 is a, both 1 is b. Tensors of one axis are lerp(a, b,
-    alpha).
+    that brings A nearest to B, orthogonal in any shape. Where the rows do not determine it (more columns than
+    rows) it turns nothing outside of their span. alignment = alpha = 0 is a, both 1 is b. Tensors of one axis
+    are lerp(a, b, alpha).
+    Agrees: sd-mecha, where there are no more columns than rows: its map of wide matrices is not orthogonal.
     Needs whole tensors, and a decomposition of a square matrix of the smaller side of each.
     Source: Procrustes, Schoenemann 1966; sd-mecha.
     """
@@ -173,11 +188,12 @@ def rotate(
     if alignment == alpha and alpha in (0, 1):
         return weighted_sum(a, b, alpha=alpha)
     frames = alignment_of(a, b, centralization=centralization)
-    settings = {"alignment": alignment, "alpha": alpha, "centralization": centralization}
+    limits = {"eps": stiefel_eps, "max_iters": stiefel_max_iters}
+    settings = {"alignment": alignment, "alpha": alpha, "centralization": centralization, **limits}
     if alignment in (0, 1):
         return rotated_simply(a, b, frames, **settings)
     frames = proper(frames)
-    return rotated(a, b, frames, turning(frames, eps=stiefel_eps, max_iters=stiefel_max_iters), **settings)
+    return rotated(a, b, frames, turning(frames, **limits), **settings)
 
 
 def singular_parts(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:

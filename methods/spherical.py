@@ -130,7 +130,7 @@ def nuslerp(
     Source: mergekit.
     """
     total = weight_a + weight_b
-    alpha = weight_b / total if abs(total) > 1e-6 else 0.5
+    alpha = weight_b / total if abs(total) > 1e-6 * max(abs(weight_a), abs(weight_b)) else 0.5
     if base is not None:
         a, b = subtract(a, base), subtract(b, base)
     if flatten:
@@ -150,7 +150,7 @@ def mean_direction(products: Small, weights: Parameter(list[float]), eps: Parame
     shares = torch.tensor(weights, dtype=products.dtype)
     matrix = gram_matrix(products, len(weights))
     norms = matrix.diagonal().sqrt()
-    unit = shares / (norms + eps)
+    unit = torch.where(norms > 0, shares / (norms + eps), 0)
     length = (unit @ matrix @ unit).clamp_min(0).sqrt()
     if length < max(eps, SMALLEST_SINE):
         return shares
@@ -162,7 +162,7 @@ def multislerp(
     *models: Model,
     weights: Weights = 1.0,
     normalize_weights: Parameter(bool, help="divide the weights by their sum") = True,
-    eps: Parameter(float, gt=0, help="added to norms") = 1e-8,
+    eps: Parameter(float, ge=0, help="added to norms; mergekit has 1e-8") = 0.0,
     base: Base = None,
 ) -> Return(Tensor):
     """m / |m| * sum_i w_i |x_i|, with m = sum_i w_i x_i / |x_i|: the mean direction with the mean norm.
@@ -170,6 +170,7 @@ def multislerp(
     x_i are the models, or their deltas if there is a base. mergekit adds the mean of the tangents at m, which
     is 0 at that very point. Where the directions cancel each other out it is the weighted sum; mergekit
     refuses that for more than two models.
+    Agrees: mergekit (eps=1e-8, which is added to |x_i|).
     Source: multi-SLERP in mergekit, Goddard 2025.
     """
     if base is not None:
@@ -187,16 +188,21 @@ def multislerp(
 
 @merge_method(elementwise=True, register=False)
 def sphere_mean(
-    products: Small, count: Parameter(int), max_iter: Parameter(int), tol: Parameter(float)
+    products: Small,
+    count: Parameter(int),
+    max_iter: Parameter(int),
+    tol: Parameter(float),
+    zero_below: Parameter(float),
 ) -> Return(Tensor, "param"):
     """The coefficients of `karcher`: the mean stays in the span of the models, so N numbers suffice."""
     matrix = gram_matrix(products, count)
     norms = matrix.diagonal().sqrt()
-    share = (norms > tol).to(norms)
+    share = (norms > zero_below).to(norms)
     if not share.any():
         return torch.zeros_like(norms)
     share = share / share.sum()
-    cosines = matrix / norms.clamp_min(tol) / norms.clamp_min(tol).unsqueeze(1)
+    lengths = torch.where(share > 0, norms, torch.inf)
+    cosines = matrix / lengths / lengths.unsqueeze(1)
 
     def length(of: Tensor) -> Tensor:
         return (of @ cosines @ of).clamp_min(0).sqrt()
@@ -214,22 +220,26 @@ def sphere_mean(
             break
         mean = torch.cos(step) * mean + torch.sin(step) / step * tangent
         mean = mean / length(mean)
-    return mean / norms.clamp_min(tol) * norms.mean()
+    return mean / lengths * norms.mean()
 
 
 @merge_method(composite=True)
 def karcher(
     *models: Model,
     max_iter: Parameter(int, ge=0, help="steps at most") = 10,
-    tol: Parameter(float, gt=0, help="angles, steps and norms below it count as 0") = 1e-5,
+    tol: Parameter(float, gt=0, help="angles and steps below it count as 0") = 1e-5,
+    zero_below: Parameter(float, ge=0, help="models of a norm up to it count as 0; mergekit has tol") = 0.0,
 ) -> Return(Tensor):
     """The Riemannian (Karcher) mean of the directions on the sphere, times the mean of the norms.
 
     The point from which the logarithms of all directions sum to zero, found by gradient steps. It lies in the
     span of the models, so only their inner products are needed: the tensors are read twice in all.
+    Agrees: mergekit (zero_below=tol, by which tensors of small norm are lost).
     Source: Karcher 1977; mergekit.
     """
     if len(models) == 1:
         return models[0]
-    coefficients = sphere_mean(gram(*models), count=len(models), max_iter=max_iter, tol=tol)
+    coefficients = sphere_mean(
+        gram(*models), count=len(models), max_iter=max_iter, tol=tol, zero_below=zero_below
+    )
     return combination(*models, coefficients=coefficients)

@@ -1,4 +1,4 @@
-"""The way from one orthonormal frame to another, on the Stiefel manifold.
+"""Rotations that take one orthonormal frame to another, and their logarithms: ways on the Stiefel manifold.
 
 Source: Edelman, Arias & Smith 1998 (the exponential); Zimmermann 2017, arXiv:1604.05054 (its inverse).
 """
@@ -7,39 +7,41 @@ import torch
 from torch import Tensor
 
 
-def between_frames(frame: Tensor, way: Tensor, part: float) -> Tensor:
+def between_frames(frame: Tensor, way: tuple[Tensor, Tensor], part: float) -> Tensor:
     """The frame that a part of a `logarithm` leads to: 0 is the frame itself, 1 the other end.
 
     Args:
         frame: orthonormal columns, [n, p] with p < n.
-        way: a tangent at the frame, [n, p].
+        way: the logarithm that begins at the frame.
         part: how far to go, any number.
     """
-    count = frame.shape[1]
-    tangent = part * way
-    inside = frame.mT @ tangent
-    outside, lengths = _outside(tangent - frame @ inside)
-    empty = lengths.new_zeros(len(lengths), len(lengths))
-    moved = torch.linalg.matrix_exp(
-        torch.cat([torch.cat([inside, -lengths.mT], 1), torch.cat([lengths, empty], 1)])
-    )
-    return frame @ moved[:count, :count] + outside @ moved[count:, :count]
+    return turned(frame.mT, way, part).mT
 
 
-def logarithm(frame: Tensor, other: Tensor, eps: float = 1e-8, max_iters: int = 100) -> Tensor:
-    """The tangent at a frame that leads to another one by `between_frames`.
+def turned(rows: Tensor, way: tuple[Tensor, Tensor], part: float) -> Tensor:
+    """Rows [m, n], turned by a part of the rotation of a `logarithm`, which leaves what is outside of it."""
+    axes, skew = way
+    change = torch.linalg.matrix_exp(part * skew) - torch.eye(len(skew)).to(skew)
+    return rows + (rows @ axes) @ change.mT @ axes.mT
+
+
+def logarithm(frame: Tensor, other: Tensor, eps: float = 1e-8, max_iters: int = 100) -> tuple[Tensor, Tensor]:
+    """The way from a frame to another: axes [n, q] of what is turned, and a skew-symmetric matrix [q, q].
+
+    Its exponential is a rotation within the axes that takes the frame to the other. Of all these rotations it
+    is the one of a geodesic, whose last block is zero.
 
     Args:
         frame, other: orthonormal columns, [n, p] with p < n.
-        eps: what may be left in the block that a tangent does not have, if the dtype can tell it from 0.
-        max_iters: how often it is made smaller at most.
+        eps: what may be left in that block, if the dtype can tell it from 0.
+        max_iters: how often it is made smaller at most. The rotation takes frame to other in any case.
     """
     count = frame.shape[1]
     if not count:
-        return torch.zeros_like(frame)
-    along = frame.mT @ other
-    outside, lengths = _outside(other - frame @ along)
-    known = torch.cat([along, lengths])
+        return frame, frame.new_zeros(0, 0)
+    axes = _axes(frame, other)
+    known = torch.linalg.qr(axes.mT @ other).Q  # orthonormal but for rounding errors
+    known = known * (known * (axes.mT @ other)).sum(0).sign()
     rest = torch.linalg.qr(known, mode="complete").Q[:, count:]
     u, _, vh = torch.linalg.svd(rest[count:])
     rest = rest @ vh.mT @ u.mT
@@ -55,14 +57,15 @@ def logarithm(frame: Tensor, other: Tensor, eps: float = 1e-8, max_iters: int = 
         sums = values + values.unsqueeze(1)
         step = vectors @ ((vectors.mT @ corner @ vectors) / sums) @ vectors.mT
         rest = rest @ torch.linalg.matrix_exp(step)
-    return frame @ whole[:count, :count] + outside @ whole[count:, :count]
+    return axes, _rotation_logarithm(torch.cat([known, rest], 1))
 
 
-def _outside(residual: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal frame of what lies outside, of as many columns as there is room for, and coordinates."""
-    room = min(residual.shape[0] - residual.shape[1], residual.shape[1])
-    q, r = torch.linalg.qr(residual)
-    return q[:, :room], r[:room]
+def _axes(frame: Tensor, other: Tensor) -> Tensor:
+    """The frame, and orthonormal columns for what of the other lies outside, as many as there is room for."""
+    room = min(frame.shape[0] - frame.shape[1], frame.shape[1])
+    outside = other - frame @ (frame.mT @ other)
+    both = torch.linalg.qr(torch.cat([frame, outside], 1)).Q
+    return torch.cat([frame, both[:, frame.shape[1] :][:, :room]], 1)
 
 
 def _rotation_logarithm(rotation: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from mecha_exp import Node, Parameter, Return, merge_method
-from mecha_exp.extensions.merge_methods import is_constant, spread
+from mecha_exp import Node, Parameter, RecipeError, Return, merge_method
+from mecha_exp.extensions.merge_methods import counted, is_constant, spread
 from mecha_exp.methods.linear import add_merged, add_scaled, combination, deltas_to, task_arithmetic
 from mecha_exp.methods.outliers import shares
 from mecha_exp.methods.parameters import (
@@ -111,6 +111,11 @@ def consensus(
     Agrees: the official code.
     Source: Consensus task arithmetic, Wang et al. 2024, arXiv:2405.07813.
     """
+    if least > len(models):
+        raise RecipeError(
+            f"least: {least} is more than the {counted(len(models), 'task')} there are, so no entry would be "
+            f"merged. Give {len(models)} at most."
+        )
     mask = {"least": least, "thresholds": spread(threshold, len(models))}
     return add_merged(base, models, scale, lambda deltas: used_by_several(*deltas, **mask))
 

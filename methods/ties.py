@@ -115,15 +115,15 @@ def ties_sum_extended(
     vote_sgn: VoteBySize = False,
     apply_stock: ApplyStock = False,
     apply_median: ApplyMedian = False,
-    cos_eps: RowNorm = 1e-6,
-    eps: Nearest = 1e-6,
+    cos_eps: RowNorm = 0.0,
+    eps: Nearest = 0.0,
     maxiter: Iterations = 100,
     ftol: Progress = 1e-20,
 ) -> Return(Tensor, "delta"):
     """As `ties_sum`, but model stock or the geometric median of what agrees (`apply_stock`, `apply_median`).
 
     sd-mecha 1.1.8 has `apply_stock` the wrong way round; here true applies it. The median goes first.
-    Agrees: sd-mecha, whose apply_stock is the wrong way round.
+    Agrees: sd-mecha (cos_eps=eps=1e-6), whose apply_stock is the wrong way round.
     Differs: no paper joins the two; the parts differ as `ties_sum` and `model_stock` do.
     Source: TIES-Merging, arXiv:2306.01708; Model Stock, arXiv:2403.19522; sd-mecha.
     """
@@ -144,15 +144,15 @@ def add_difference_ties_extended(
     k: Kept = 0.2,
     vote_sgn: VoteBySize = False,
     apply_stock: ApplyStock = False,
-    cos_eps: RowNorm = 1e-6,
+    cos_eps: RowNorm = 0.0,
     apply_median: ApplyMedian = False,
-    eps: Nearest = 1e-6,
+    eps: Nearest = 0.0,
     maxiter: Iterations = 100,
     ftol: Progress = 1e-20,
 ) -> Return(Tensor, "weight"):
     """base + alpha ties_sum_extended(model_i - base).
 
-    Agrees: sd-mecha, whose apply_stock is the wrong way round.
+    Agrees: sd-mecha (cos_eps=eps=1e-6), whose apply_stock is the wrong way round.
     Differs: as `ties_sum_extended`.
     Source: TIES-Merging, arXiv:2306.01708; Model Stock, arXiv:2403.19522; sd-mecha.
     """
@@ -218,7 +218,7 @@ def merged_deltas(
             surplus = model_surplus_of_signs(*deltas, weights=each, elect=vote["elect"])
             return agreeing_total(*deltas, weights=each, normalize=normalize, majority=surplus, **vote)
         return agreeing_total(*deltas, weights=each, normalize=normalize, **vote)
-    divisor = sum(each) if normalize and abs(sum(each)) > 1e-8 else 1.0
+    divisor = sum(each) if normalize and abs(sum(each)) > 1e-8 * max(map(abs, each)) else 1.0
     return weighted_total(*deltas, weights=[weight / divisor for weight in each])
 
 

@@ -444,7 +444,7 @@ def test_dare_of_density_one_is_task_arithmetic():
         (lambda: m.dare_ties("a", "b", seed=-1), r"seed: -1 is out of range \[0, inf\)"),
         (lambda: m.ties_sum(m.subtract("a", "b"), k=1.1), r"k: 1\.1 is out of range \[0, 1\]"),
         (lambda: m.ties_sum("a"), r"expected a delta, got the weight model 'a'"),
-        (lambda: m.n_model_stock("a", "b", cos_eps=0), r"cos_eps: 0 is out of range \(0, inf\)"),
+        (lambda: m.n_model_stock("a", "b", cos_eps=-1), r"cos_eps: -1 is out of range \[0, inf\)"),
         (lambda: m.task_arithmetic("a", weights=1), r"models: at least one value is needed"),
     ],
 )

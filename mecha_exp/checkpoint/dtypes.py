@@ -141,3 +141,20 @@ def parse_dtype(text: str) -> torch.dtype:
         return _SPELLINGS[name]
     except KeyError:
         raise ConfigError(f"unknown dtype {text!r}.{did_you_mean(name, _SPELLINGS)}") from None
+
+
+def floating_dtype(value: torch.dtype | str) -> torch.dtype:
+    """The dtype of merged values: a floating one, or its name.
+
+    Raises:
+        ConfigError: the name is unknown, or of integers, truth values, complex numbers or scales.
+    """
+    dtype = value if isinstance(value, torch.dtype) else parse_dtype(value)
+    if not is_arithmetic(dtype_name(dtype)):
+        floating = ", ".join(str(f.torch).removeprefix("torch.") for f in FORMATS.values() if f.arithmetic)
+        raise ConfigError(
+            f"dtype {str(dtype).removeprefix('torch.')}: merged values have fractions, so they are stored as "
+            f"one of {floating}. Integers of the inputs are copied as they are; to quantise a model, merge "
+            "it first."
+        )
+    return dtype

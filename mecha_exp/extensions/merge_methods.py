@@ -4,7 +4,7 @@ The built-in methods import nothing of mecha_exp beside this, the public names a
 """
 
 from mecha_exp.architectures.views import viewed
-from mecha_exp.checkpoint.dtypes import parse_dtype, round_to
+from mecha_exp.checkpoint.dtypes import floating_dtype, round_to
 from mecha_exp.conversion.lora import adapter_conversion
 from mecha_exp.engine.compiler.primitives.columns import products_of_columns
 from mecha_exp.engine.compiler.primitives.eigenvectors import Spectrum
@@ -36,11 +36,11 @@ __all__ = [
     "ascending_order",
     "counted",
     "did_you_mean",
+    "floating_dtype",
     "get_all",
     "get_all_converters",
     "is_constant",
     "merge_method",
-    "parse_dtype",
     "products_of_columns",
     "ranks",
     "resolve",

@@ -243,7 +243,7 @@ METHODS: Mapping[str, Method] = {
     "karcher": Method(
         {"max_iter": Parameter(INTEGER, SHARED, 10), "tol": Parameter(NUMBER, SHARED, 1e-5)},
         IGNORED,
-        _renamed(max_iter="max_iter", tol="tol"),
+        _renamed(max_iter="max_iter", tol="tol", zero_below="tol"),
         _on_the_sphere("karcher"),
     ),
     "passthrough": Method(
@@ -288,7 +288,7 @@ METHODS: Mapping[str, Method] = {
     "model_stock": Method(
         {"filter_wise": Parameter(FLAG, SHARED, False)},
         REQUIRED,
-        _renamed(filter_wise="filter_wise"),
+        lambda values: {"filter_wise": values.shared["filter_wise"], "cos_eps": 1e-6},
         _from_base("model_stock_pairwise"),
         counts=(3, None),
     ),

@@ -22,7 +22,7 @@ from mecha_exp.families import is_causal_model, is_embedding, is_table
 from mecha_exp.graph.nodes import InMemory
 from mecha_exp.numbers import is_whole
 from mecha_exp.peft.deltas import is_tied
-from mecha_exp.peft.modules import A, B
+from mecha_exp.peft.modules import CONV1D, A, B
 from mecha_exp.peft.writer import config_of_ranks, require_adapter_folder, write_adapter
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.quantised.view import require_plain
@@ -31,8 +31,7 @@ from mecha_exp.sources.source import Source
 
 _WEIGHT = ".weight"
 _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
-_CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
-"""The model types with `Conv1D` of transformers, stored as (inputs, outputs), and its names there."""
+"""The model types with `Conv1D` of transformers, stored as (inputs, outputs)."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class _Pair:
                 difference = _read(self.fine, key).float() - _read(self.base, key).float()
                 if difference.any():
                     module = self._module(key)
-                    is_transposed = self.has_transposed and module.endswith(_CONV1D)
+                    is_transposed = self.has_transposed and module.endswith(CONV1D)
                     yield module, difference.mT if is_transposed else difference
 
     def task_type(self) -> str | None:

@@ -251,13 +251,18 @@ def _refuse_other_order(shapes: Mapping[str, Shape]) -> None:
             )
 
 
+CONV1D = ("c_attn", "c_proj", "c_fc", "q_attn")
+"""The names of `Conv1D` layers of transformers, whose weights are stored as (inputs, outputs)."""
+
+
 def is_transposed(
     name: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]], fan_in_fan_out: bool
 ) -> bool | None:
     """Whether the tensor of a linear module is stored as (inputs, outputs); None where that cannot be told.
 
     Shapes tell, but for square tensors. There a module with the same last name decides, as all layers named
-    `c_proj` are of one class, and else the configuration, unless other shapes contradict it.
+    `c_proj` are of one class, and else the configuration, unless other shapes contradict it or the name is
+    not one of `CONV1D`: PEFT sets fan_in_fan_out to false for linear layers, and so it is in its own files.
 
     Args:
         name: of the module.
@@ -271,7 +276,8 @@ def is_transposed(
     namesakes = {told for other, told in known.items() if other.rpartition(".")[2] == last}
     if len(namesakes) == 1:
         return namesakes.pop()
-    return None if namesakes or (not fan_in_fan_out) in known.values() else fan_in_fan_out
+    is_unlikely = fan_in_fan_out and last not in CONV1D
+    return None if namesakes or (not fan_in_fan_out) in known.values() or is_unlikely else fan_in_fan_out
 
 
 def _told_by_shapes(down: Shape, up: Shape, target: Shape) -> bool | None:

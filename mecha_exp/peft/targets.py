@@ -85,7 +85,9 @@ class Matching:
             if transposed is None:
                 problems.add(
                     f"{self.name}: {key} is square, and nothing tells whether it is stored as (outputs, "
-                    "inputs) or (inputs, outputs): the adapter has layers of both kinds. Save one kind alone."
+                    "inputs) or (inputs, outputs): the adapter has layers of both kinds, or fan_in_fan_out "
+                    "of its configuration is true for what is no Conv1D by its name. PEFT ignores that for "
+                    "linear layers: set it to false in adapter_config.json, or save one kind alone."
                 )
                 continue
             own = {suffix: own_key for suffix, own_key in factors[name].items() if suffix != BIAS}

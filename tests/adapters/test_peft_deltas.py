@@ -117,11 +117,17 @@ def test_dora_gives_each_output_its_magnitude(base: Base, adapter: Callable[...,
     torch.testing.assert_close(result, adapted * (magnitude / adapted.norm(dim=1))[:, None])
 
 
-def test_square_tensors_are_read_as_the_configuration_says(base: Base, adapter: Callable[..., str]):
-    factors = lora(O)
+def test_square_tensors_are_read_as_the_configuration_says(
+    base: Base, adapter: Callable[..., str], tmp_path: Path
+):
+    weights = {"h.0.attn.c_proj.weight": rand(6, 6)}
+    save_file(weights, tmp_path / "base" / "model.safetensors")
+    inner = f"{PREFIX}h.0.attn.c_proj.lora"
+    factors = {f"{inner}_A.weight": rand(2, 6), f"{inner}_B.weight": rand(6, 2)}
     adapter("conv1d", factors, fan_in_fan_out=True)
 
-    assert_changes(merged("conv1d"), base, {f"{O}.weight": product(factors, O, 3.0).T})
+    change = product(factors, "h.0.attn.c_proj", 3.0).T
+    assert_changes(merged("conv1d"), weights, {"h.0.attn.c_proj.weight": change})
 
 
 def test_square_tensors_are_read_like_their_namesakes(

@@ -102,6 +102,16 @@ def test_a_square_tensor_whose_order_nothing_tells_is_refused(base: dict[str, Te
         merge()
 
 
+def test_a_linear_layer_is_not_read_transposed_because_a_configuration_says_so(
+    base: dict[str, Tensor], adapter: Adapter
+):
+    """PEFT warns, sets fan_in_fan_out to false for torch.nn.Linear, and merges the product as it is."""
+    adapter("lora", lora(O), fan_in_fan_out=True)
+
+    with pytest.raises(m.CheckpointError, match=r"o_proj\.weight is square.* set it to false in adapter_con"):
+        merge()
+
+
 def test_an_adapter_without_a_base_asks_for_one(base: dict[str, Tensor], adapter: Adapter, tmp_path: Path):
     adapter("lora", lora(Q))
     save_file(base, tmp_path / "other.safetensors")

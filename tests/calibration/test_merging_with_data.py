@@ -145,9 +145,10 @@ def test_entries_without_information_of_any_model_get_the_mean(models):
 
 def official_regmean(models: list[Tensor], grams: list[Tensor], alpha: float) -> Tensor:
     """`regmean_mean_params` of the authors: columns of a linear layer's transposed weight."""
-    reduced = [gram * (alpha + (1 - alpha) * torch.eye(len(gram))) for gram in grams]
+    reduced = [gram * (alpha + (1 - alpha) * torch.eye(len(gram)).to(gram)) for gram in grams]
     total = torch.linalg.inv(sum(reduced).double())
-    return (total @ sum(g.double() @ w.double().T for g, w in zip(reduced, models, strict=True))).T.float()
+    made = total @ sum(g.double() @ w.double().T for g, w in zip(reduced, models, strict=True))
+    return made.T.to(models[0].dtype)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
@@ -160,6 +161,20 @@ def test_regmean_solves_each_layer_for_its_outputs(models, alpha):
         torch.testing.assert_close(made[key], expected, rtol=1e-4, atol=1e-5, msg=key)
     for key in SHAPES.keys() - INPUTS.keys():
         torch.testing.assert_close(made[key], sum(model[key] for model in models) / 3, msg=key)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
+def test_regmean_of_float64_matrices_is_damped_too_and_leaves_them_as_they_are(alpha):
+    generator = torch.Generator().manual_seed(0)
+    models = [torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in NAMES]
+    inputs = [torch.randn(40, 6, generator=generator, dtype=torch.float64) for _ in NAMES]
+    grams = [x.T @ x / 40 for x in inputs]
+    before = [gram.clone() for gram in grams]
+
+    made = solved_layer(models, [{"layer": gram} for gram in grams], "layer", alpha)
+
+    torch.testing.assert_close(made, official_regmean(models, grams, alpha), rtol=1e-12, atol=1e-12)
+    assert all(map(torch.equal, grams, before))
 
 
 def test_regmean_without_damping_is_the_least_squares_fit_of_the_outputs(models):

@@ -11,7 +11,8 @@ import torch
 
 from mecha_exp.architectures import DEFAULT_CONVENTION, StructuralConfig, resolve
 from mecha_exp.architectures.anatomy import Anatomy
-from mecha_exp.checkpoint import dtype_name, parse_dtype, torch_dtype
+from mecha_exp.checkpoint import dtype_name, torch_dtype
+from mecha_exp.checkpoint.dtypes import floating_dtype
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.engine.planner.resolution import layer_views
@@ -69,7 +70,7 @@ def output_dtype_words(dtype: torch.dtype | ByKey | None) -> str:
 def _dtype_word(value: Any) -> str:
     if value is None or value == INPUT:
         return INPUT
-    return dtype_name(value if isinstance(value, torch.dtype) else parse_dtype(str(value)))
+    return dtype_name(floating_dtype(value if isinstance(value, torch.dtype) else str(value)))
 
 
 class Binder:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, parse_dtype, torch_dtype
-from mecha_exp.checkpoint.dtypes import Layout
+from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic, torch_dtype
+from mecha_exp.checkpoint.dtypes import Layout, floating_dtype
 from mecha_exp.engine.ir.calls import Extent
 from mecha_exp.engine.ir.expansion import expand, without_factors
 from mecha_exp.engine.ir.layout import compile_program
@@ -318,4 +318,4 @@ def _dtype_of_cast(root: Node) -> str | None:
     if not isinstance(root, MergeNode) or root.method is not resolve_method("cast"):
         return None
     dtype = dict(root.arguments).get("dtype")
-    return dtype_name(parse_dtype(str(dtype.value))) if isinstance(dtype, LiteralNode) else None
+    return dtype_name(floating_dtype(str(dtype.value))) if isinstance(dtype, LiteralNode) else None
