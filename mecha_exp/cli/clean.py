@@ -14,7 +14,7 @@ from mecha_exp.paths import OUTPUTS, STORE
 from mecha_exp.runs.leftovers import Leftover, find_leftovers
 from mecha_exp.runs.orphans import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal.console import print_json, print_line, show_error, stdout
+from mecha_exp.terminal.console import agrees, print_json, print_line, show_error, stdout
 
 DEFAULT_FOLDERS = (OUTPUTS, Path())
 Removable = PartialOutput | Leftover
@@ -76,8 +76,7 @@ def _agrees(idle: Sequence[Removable]) -> bool:
         stdout.print("Nothing was deleted. Add --yes to do it.")
         return False
     total = human_bytes(sum(leftover.nbytes for leftover in idle))
-    answer = stdout.input(f"Delete {_counted(idle)}, {total}? (y/N) ")
-    return answer.strip().lower() in ("y", "yes")
+    return agrees(f"Delete {_counted(idle)}, {total}? (y/N) ")
 
 
 def _delete(idle: Sequence[Removable]) -> int:
