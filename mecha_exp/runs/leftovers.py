@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.transaction.paths import disk_bytes
+from mecha_exp.system.atomic_write import PARTIAL_NAME
 from mecha_exp.system.folders import hidden_below
 
 _LIVES_SECONDS = {
-    re.compile(r"\..+\.([0-9a-f]{16}|\d+-\d+)\.partial"): 60,  # a small file that is written atomically
+    PARTIAL_NAME: 60,  # a small file that is written atomically
     re.compile(r"\..+\.db\.[a-z0-9_]{8}"): 600,  # MLflow's new database
     re.compile(r"\.reproduce-[a-z0-9_]{8}"): 3600,  # a model that is made again
     re.compile(r"\..+\.calibration"): 3600,  # the sums of a calibration, which can go on
