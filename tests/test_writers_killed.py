@@ -178,5 +178,5 @@ def test_every_output_is_old_or_new_at_every_kill(tmp_path: Path) -> None:
     check(report)
     for name, place in sorted(writers().items()):
         by = [each for each, scenario in report.items() if list(place) in scenario["functions"]]
-        assert WRITERS[name] in by or not by and WRITERS[name] not in SCENARIOS, (name, by)
+        assert WRITERS[name] in by or (not by and WRITERS[name] not in SCENARIOS), (name, by)
         print(f"{name}: {', '.join(by) or WRITERS[name]}")  # noqa: T201
