@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -11,6 +12,8 @@ from pathlib import Path
 
 PARTIAL_NAME = re.compile(r"\..+\.([0-9a-f]{16}|\d+-\d+)\.partial")
 """The names until then, of which a process that is killed leaves one behind."""
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @contextmanager
@@ -27,8 +30,10 @@ def atomic_write(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_THE_DISK:
+            error.filename = str(path)  # of a write, for which the system names no file
         raise
 
 
