@@ -11,7 +11,7 @@ from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.paths import OUTPUTS, STORE
-from mecha_exp.runs.leftovers import Leftover, find_leftovers
+from mecha_exp.runs.leftovers import Leftover, find_leftovers, find_task_folders
 from mecha_exp.runs.orphans import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import agrees, print_json, print_line, show_error, stdout
@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     leftovers: list[Removable] = [
         *find_partial_outputs(folders),
         *find_leftovers(folders),
+        *find_task_folders(),
         *find_unreferenced(options.store, folders),
     ]
     if options.json:
