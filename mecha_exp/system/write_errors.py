@@ -16,7 +16,7 @@ def cause_of(error: OSError, folder: Path | None, nbytes: int | None = None) -> 
 
     Args:
         error: that writing raised.
-        folder: in which the file was to be written; it exists. None where nobody knows which.
+        folder: in which the file was to be written; it exists. None where it is not known.
         nbytes: the size of the file, where it is known.
     """
     sizes = [] if nbytes is None else [f"{human_bytes(nbytes)} needed"]

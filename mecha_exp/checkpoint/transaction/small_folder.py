@@ -56,7 +56,7 @@ def is_begun(folder: Path) -> bool:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file is one that a killed process of ours leaves behind, and nobody's content."""
+    """Whether a file is one that a killed process of ours leaves behind, and no content of a user."""
     return target_of(path) is not None or PARTIAL_NAME.fullmatch(path.name) is not None
 
 
