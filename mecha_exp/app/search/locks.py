@@ -1,7 +1,7 @@
 """Locks beside a study that several processes share: one asks for trials at a time, and the dead are known.
 
-The operating system, or the database, frees a lock when its holder dies, so no process waits for a dead one. One
-that holds a lock for half an hour is stopped or hangs: those that wait give up, and name it.
+The operating system, or the database, frees a lock when its holder dies, so no process waits for a dead one.
+One that holds a lock for half an hour is stopped or hangs: those that wait give up, and name it.
 """
 
 from __future__ import annotations
