@@ -5,6 +5,13 @@ package, and asking the command line for help, costs next to nothing. A built-in
 too: `mecha_exp.slerp`; and `from mecha_exp import *` brings all of them.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and "mecha_exp" in sys.orig_argv:  # the command line, whose imports take a while
+    from mecha_exp.system.imports import leave_on_interrupt
+
+    leave_on_interrupt()
+
 import pathlib
 from typing import Any
 

@@ -180,3 +180,11 @@ def test_the_citation_is_one_that_tools_can_read():
     assert citation["authors"] and all("name" in a or "family-names" in a for a in citation["authors"])
     assert citation["version"] == pkgutil.resolve_name("mecha_exp.__version__")
     assert citation["license"] == "Apache-2.0"
+
+
+def test_each_promise_about_security_has_its_test():
+    promises = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (REPOSITORY / "docs" / "security.md").read_text())
+
+    assert len(promises) > 10
+    for file, name in promises:
+        assert f"def {name}(" in (REPOSITORY / file).read_text(encoding="utf-8"), f"{file}::{name}"

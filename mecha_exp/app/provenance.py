@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp._version import __version__
@@ -23,6 +25,14 @@ PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "omegaconf", "mlflow"
 
 _LARGEST_DIFF = 1_000_000
 _GIT_ERRORS = (OSError, subprocess.SubprocessError)
+_GIT_SECONDS = 10
+_NO_PROGRAMS = (
+    *("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "diff.external="),
+    *("-c", "core.pager=cat", "-c", "core.alternateRefsCommand=", "-c", "core.sshCommand=false"),
+)
+_AS_TEXT = ("--no-color", "--no-ext-diff", "--no-textconv")
+_NOT_INSIDE = "--ignore-submodules=dirty"
+"""A submodule has a configuration of its own."""
 
 
 def environment() -> dict[str, str]:
@@ -67,12 +77,16 @@ def git_state() -> dict[str, str]:
 
     `git/commit` and `git/dirty` are of the current folder's repository; `git/mecha_exp/commit` and
     `git/mecha_exp/dirty` of the checkout that this package runs from, where that is another one. Outside a
-    repository the first two are of the checkout; nothing where neither is under git.
+    repository the first two are of the checkout; nothing where neither is under git. A submodule has changed
+    where its commit has: what is not committed inside of it is not looked for.
     """
     state: dict[str, str] = {}
     for name, folder in _repositories().items():
         with contextlib.suppress(*_GIT_ERRORS):
-            commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
+            commit, changes = (
+                _git(folder, "rev-parse", "HEAD"),
+                _git(folder, "status", "--porcelain", _NOT_INSIDE),
+            )
             state |= {f"git/{name}commit": commit, f"git/{name}dirty": str(bool(changes)).lower()}
     return state
 
@@ -94,13 +108,12 @@ def git_changes() -> dict[str, str]:
 
 def _changes(folder: Path, *, with_new_files: bool) -> str:
     """The diff of a repository to its commit, after the names of its untracked files."""
-    status = _git(
-        folder, "status", "--porcelain", f"--untracked-files={'all' if with_new_files else 'normal'}"
-    )
+    kind = "all" if with_new_files else "normal"
+    status = _git(folder, "status", "--porcelain", _NOT_INSIDE, f"--untracked-files={kind}")
     untracked = [line[3:] for line in status.splitlines() if line.startswith("??")]
     added = [name for name in untracked if with_new_files and name.endswith((".py", ".yaml", ".yml"))]
     diffs = [
-        _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff"),
+        _git(folder, "diff", "HEAD", *_AS_TEXT, _NOT_INSIDE),
         *(_new_file(folder, n) for n in added),
     ]
     diff = "\n".join(filter(None, diffs))
@@ -112,19 +125,7 @@ def _changes(folder: Path, *, with_new_files: bool) -> str:
 
 def _new_file(folder: Path, name: str) -> str:
     """An untracked file as a diff that `git apply` understands."""
-    command = [
-        "git",
-        "-C",
-        str(folder),
-        "diff",
-        "--no-index",
-        "--no-color",
-        "--no-ext-diff",
-        "/dev/null",
-        name,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    return done.stdout.strip()  # the status is 1, since the two differ
+    return _git(folder, "diff", *_AS_TEXT, "--no-index", "--", os.devnull, name, status=1)  # the two differ
 
 
 @functools.cache
@@ -155,6 +156,35 @@ def _top_of(folder: Path) -> Path | None:
         return None
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+def _git(folder: Path, *arguments: str, status: int = 0) -> str:
+    """What git says of a repository, of which no program runs: its configuration may be another's.
+
+    Raises:
+        OSError, SubprocessError: git is missing, gives another status, takes too long, or cannot be kept from
+            running a program.
+    """
+    return _run_git(folder, [*_NO_PROGRAMS, *_no_filters(folder)], arguments, status)
+
+
+@functools.cache
+def _no_filters(folder: Path) -> tuple[str, ...]:
+    """Settings that switch off the filters that a repository itself defines; those of the user stay."""
+    words = ("config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
+    listed = _run_git(folder, _NO_PROGRAMS, words, None).split("\0")
+    pairs = zip(listed[::2], listed[1::2], strict=False)
+    own = [key for scope, key in pairs if scope not in ("system", "global")]
+    if any("=" in key for key in own):
+        raise subprocess.SubprocessError("a filter's name has a sign that ends a name on a command line")
+    off = [f"{key}={'false' if key.endswith('.required') else ''}" for key in own]
+    return tuple(itertools.chain.from_iterable(("-c", setting) for setting in off))
+
+
+def _run_git(folder: Path, settings: Sequence[str], words: Sequence[str], status: int | None) -> str:
+    command = ["git", "--no-pager", "--no-optional-locks", *settings, "-C", str(folder), *words]
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=_GIT_SECONDS, env=environment
+    )
+    if status is not None and done.returncode != status:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+    return done.stdout.strip()

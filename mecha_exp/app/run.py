@@ -50,6 +50,7 @@ from mecha_exp.runs.record import (
     Record,
 )
 from mecha_exp.runs.sweep import Sweep, Tracking
+from mecha_exp.system.atomic_write import replace_text
 from mecha_exp.system.write_errors import write_sentence
 from mecha_exp.terminal.bars import progress_bar
 from mecha_exp.terminal.console import as_typed, show_error
@@ -308,17 +309,17 @@ def _write_files(point: Point, statistics: str) -> None:
     folder = point.folder
     for name, text in {**git_changes(), SOURCES_FILE: _sources(point)}.items():
         if text:
-            (folder / name).write_text(text, encoding="utf-8")
+            replace_text(folder / name, text)
         else:  # of an earlier start
             (folder / name).unlink(missing_ok=True)
     recipe = yaml.dump(point.config, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
-    (folder / CONFIG_FILE).write_text(recipe, encoding="utf-8")
+    replace_text(folder / CONFIG_FILE, recipe)
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
-        (folder / RECIPE_FILE).write_text(serialize(point.recipe), encoding="utf-8")
+        replace_text(folder / RECIPE_FILE, serialize(point.recipe))
     if values := effective_values_in(point.recipe, point.options.model_dirs):
-        (folder / BLOCKS_FILE).write_text(values_table(values), encoding="utf-8")
+        replace_text(folder / BLOCKS_FILE, values_table(values))
     if point.wants_statistics:
-        (folder / STATISTICS_FILE).write_text(statistics, encoding="utf-8")
+        replace_text(folder / STATISTICS_FILE, statistics)
 
 
 def _sources(point: Point) -> str:

@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from mecha_exp.system.imports import collect_seldom, import_without_gc, skip_gc_at_exit
+from mecha_exp.system.imports import (
+    INTERRUPTED,
+    INTERRUPTED_TEXT,
+    collect_seldom,
+    import_without_gc,
+    leave,
+    skip_gc_at_exit,
+)
 
 VERBS = (
     "adapters",
@@ -54,9 +61,6 @@ _HYDRA_ANSWERS = (
 """Flags that Hydra answers by itself, before anything runs."""
 
 
-INTERRUPTED = 130
-"""The exit status after Ctrl-C; the same as in shells."""
-
 NO_READER = 141
 """The exit status when the reader of our output has closed it, as in `... | head`; the same as in shells."""
 
@@ -80,15 +84,13 @@ def main() -> int:
 
 @contextmanager
 def _interrupted_imports_end() -> Iterator[None]:
-    """Let Ctrl-C end the process at once where it meets an import.
+    """Let Ctrl-C end the process at once where it meets an import, and the second one anywhere.
 
-    An exception would leave half a module behind, on which others then fail, or be lost in foreign code. A
-    process that ends like this has done no more harm than one that is killed.
+    An exception would leave half a module behind, on which others then fail, or be lost in foreign code.
     """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before not in (signal.default_int_handler, leave):
         yield
         return
 
@@ -97,15 +99,15 @@ def _interrupted_imports_end() -> Iterator[None]:
         while importing is not None and not importing.f_code.co_filename.startswith("<frozen importlib"):
             importing = importing.f_back
         if importing is not None:
-            os.write(2, b"error: interrupted. The same command starts again.\n")
-            os._exit(INTERRUPTED)
+            leave(number, frame)
+        signal.signal(signal.SIGINT, leave)
         signal.default_int_handler(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
 
 def _leave_workers(status: int) -> None:
@@ -140,7 +142,7 @@ def _run() -> int:
     except KeyboardInterrupt:
         from mecha_exp.terminal.console import show_error
 
-        show_error("interrupted. The same command starts again.")
+        show_error(INTERRUPTED_TEXT)
         return INTERRUPTED
 
 

@@ -11,10 +11,10 @@ from mecha_exp.checkpoint import PartialOutput, find_partial_outputs
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.paths import OUTPUTS, STORE
-from mecha_exp.runs.leftovers import Leftover, find_leftovers
+from mecha_exp.runs.leftovers import Leftover, find_leftovers, find_task_folders
 from mecha_exp.runs.orphans import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal.console import print_json, print_line, show_error, stdout
+from mecha_exp.terminal.console import agrees, print_json, print_line, show_error, stdout
 
 DEFAULT_FOLDERS = (OUTPUTS, Path())
 Removable = PartialOutput | Leftover
@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     leftovers: list[Removable] = [
         *find_partial_outputs(folders),
         *find_leftovers(folders),
+        *find_task_folders(),
         *find_unreferenced(options.store, folders),
     ]
     if options.json:
@@ -76,8 +77,7 @@ def _agrees(idle: Sequence[Removable]) -> bool:
         stdout.print("Nothing was deleted. Add --yes to do it.")
         return False
     total = human_bytes(sum(leftover.nbytes for leftover in idle))
-    answer = stdout.input(f"Delete {_counted(idle)}, {total}? (y/N) ")
-    return answer.strip().lower() in ("y", "yes")
+    return agrees(f"Delete {_counted(idle)}, {total}? (y/N) ")
 
 
 def _delete(idle: Sequence[Removable]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,13 +13,14 @@ from typing import Any
 from mecha_exp.app.reproduction.comparison import Outcome
 from mecha_exp.app.reproduction.original import Original, read_original
 from mecha_exp.app.reproduction.remake import remake
+from mecha_exp.app.reproduction.sources import SOURCES_FILE, programs_in
 from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.errors import ConfigError, counted
 from mecha_exp.paths import OUTPUTS, tracking_uri
 from mecha_exp.plugins import load_plugins
-from mecha_exp.runs.bundle import SWEEP, is_bundle, plugins_of, points_of, unpack
-from mecha_exp.terminal.console import print_json, print_line
+from mecha_exp.runs.bundle import is_bundle, points_of, unpack
+from mecha_exp.terminal.console import agrees, print_json, print_line
 
 EXAMPLE = """\
 examples:
@@ -42,6 +44,7 @@ def main(arguments: list[str]) -> int:
         return _bundle(options)
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
         original = read_original(options.what, [options.folder], options.uri, Path(scratch))
+        _require_trust([original], options)
         outcome = remake(
             original, options.models_dir, options.output, Path(scratch), options.anyway, options.plugin
         )
@@ -53,19 +56,16 @@ def _bundle(options: argparse.Namespace) -> int:
     """Make the points of a bundle again; returns 0 if all are the same.
 
     Raises:
-        ConfigError: the archive cannot be trusted, or it has plugins, which were not allowed to run.
+        ConfigError: the archive cannot be trusted, or names programs, which were not allowed to run.
     """
     if options.output is not None:
         raise ConfigError("--output keeps one model: unpack the bundle, and reproduce that point.")
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
         folder = unpack(Path(options.what), Path(scratch) / "bundle")
-        plugins = plugins_of(folder)
-        if plugins and not options.run_plugins:
-            raise ConfigError(
-                f"{options.what} has plugins, which are programs: {', '.join(plugins)}. Read them in "
-                f"{SWEEP}/0/sources.json of the archive, and run them with --run-plugins."
-            )
-        made = [_point(path, Path(scratch), options) for path, _ in points_of(folder, options.point)]
+        points = points_of(folder, options.point)
+        originals = [read_original(str(path), [], "", Path(scratch)) for path, _ in points]
+        _require_trust(originals, options)
+        made = [_point(original, Path(scratch), options) for original in originals]
     same = sum(outcome.identical for _, outcome in made)
     if options.json:
         print_json({"what": options.what, "points": [_data(*pair) for pair in made], "identical": same})
@@ -76,10 +76,34 @@ def _bundle(options: argparse.Namespace) -> int:
     return 0 if same == len(made) else 1
 
 
-def _point(folder: Path, scratch: Path, options: argparse.Namespace) -> tuple[Original, Outcome]:
+def _require_trust(originals: Sequence[Original], options: argparse.Namespace) -> None:
+    """Ask at a terminal whether the programs that results name may run; one that --plugin names may.
+
+    Raises:
+        ConfigError: they may not.
+    """
+    named = {Path(plugin).name for plugin in options.plugin}
+    programs = dict.fromkeys(
+        program
+        for original in originals
+        for program in programs_in(original.config)
+        if Path(program).name not in named
+    )
+    if not programs or options.trust:
+        return
+    what = f"{options.what} names what is run as code: {', '.join(programs)}."
+    if sys.stdin.isatty() and agrees(f"{what} Run it? (y/N) "):
+        return
+    raise ConfigError(
+        f"{what} Read it first; the files that were kept are in {SOURCES_FILE} beside each recipe. Then add "
+        "--trust."
+    )
+
+
+def _point(original: Original, scratch: Path, options: argparse.Namespace) -> tuple[Original, Outcome]:
     """Make one point of a bundle again. All points share the folder: a plugin is loaded once."""
-    original = read_original(str(folder), [], "", scratch)
-    original = replace(original, source=f"{options.what}, point {folder.name}")
+    assert original.folder is not None
+    original = replace(original, source=f"{options.what}, point {original.folder.name}")
     return original, remake(original, options.models_dir, None, scratch, options.anyway, options.plugin)
 
 
@@ -98,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="keep the model that is made (default: do not)"
     )
     parser.add_argument("--point", metavar="POINT", help="of a bundle: the number or the name of one point")
-    parser.add_argument("--run-plugins", action="store_true", help="of a bundle: run the plugins in it")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the plugins and other code that the result names"
+    )
     parser.add_argument("--anyway", action="store_true", help="also where an input is another one now")
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where runs are looked for")
     parser.add_argument("--uri", default=tracking_uri(), help="the MLflow store (default: %(default)s)")

@@ -18,6 +18,8 @@ from mecha_exp.cluster.task import Outcome, Task, environment_of
 from mecha_exp.cluster.workers import LostWorker, Workers
 from mecha_exp.system.cores import available_cores
 
+TASKS = "mecha-tasks-"
+"""How the names of the temporary folders of calls begin; the number of the sender follows."""
 _POLL_SECONDS = 0.02
 _START_SECONDS = 2.0
 """What a process takes to import its modules, about: as many as there are cores start at a time."""
@@ -35,7 +37,7 @@ class ProcessWorkers(Workers):
 
     def __init__(self, count: int, cores: int = 1, log: Path | None = None) -> None:
         super().__init__(count, cores)
-        self._folder = tempfile.TemporaryDirectory(prefix="mecha-tasks-")
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{TASKS}{os.getpid()}-")
         self._log = log
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._idle: list[subprocess.Popen[bytes]] = []

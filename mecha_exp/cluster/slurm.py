@@ -26,6 +26,8 @@ _ASK_SECONDS = 2.0
 """How often Slurm is asked for its jobs."""
 _GRACE_SECONDS = 3.0
 """How long the result of a job that has ended may take to be seen through a shared folder."""
+_COMMAND_SECONDS = 60.0
+"""How long one of Slurm's commands may take."""
 _INTERRUPT_SECONDS, _END_SECONDS = 5.0, 30.0
 """How long jobs that are interrupted, and then killed, may take to end."""
 
@@ -94,7 +96,8 @@ class SlurmWorkers(Workers):
         """Cancel the jobs that still run."""
         jobs, self._jobs, self._waiting = list(self._jobs.values()), {}, {}
         self._cancel([job.job_id for job in jobs])
-        while self._is_local and any(job.state == _RUNNING for job in jobs):
+        until = time.monotonic() + _END_SECONDS  # they were killed
+        while self._is_local and any(job.state == _RUNNING for job in jobs) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
     def _fill(self) -> None:
@@ -170,7 +173,8 @@ def _end(jobs: Collection[str]) -> None:
     steps = {"--state=PENDING": 0.0, "--signal=INT": until_killed, "--signal=KILL": 0.0, "": until_gone}
     for option, seconds in steps.items():
         command = ["scancel", *filter(None, [option]), *jobs]
-        subprocess.run(command, check=False, capture_output=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, capture_output=True, timeout=_COMMAND_SECONDS)
         until = time.monotonic() + seconds
         while (queued := _queued()) is None or not queued.isdisjoint(jobs):  # None: they may still run
             if time.monotonic() >= until:
@@ -184,7 +188,7 @@ def _queued() -> set[str] | None:
     """The user's jobs that wait or run, elements of arrays one by one; None if Slurm does not answer."""
     command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={os.getuid()}"]
     try:
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
     return set(answer.stdout.split())
@@ -193,7 +197,7 @@ def _queued() -> set[str] | None:
 def _processes_of(jobs: Collection[str], folder: Path) -> list[int]:
     """The processes of submitit's local jobs in a folder: controllers, which name jobs, and children."""
     ps = ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="]  # else lines end at the width of a terminal
-    listed = subprocess.run(ps, capture_output=True, text=True)
+    listed = subprocess.run(ps, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
     rows = [row for line in listed.stdout.splitlines() if len(row := line.split(maxsplit=2)) == 3]
     controllers = {pid for pid, _, c in rows if pid in jobs and "submitit" in c and str(folder) in c}
     children = [int(pid) for pid, parent, _ in rows if parent in controllers]

@@ -20,6 +20,7 @@ from mecha_exp.graph.literals import model
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import notes_on, require_plain
 from mecha_exp.sources.source import Source, infos_of, same_bytes
+from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.terminal.console import make_table, print_line, stdout
 
 TILE = 1 << 20
@@ -149,4 +150,5 @@ def draw_models(comparison: Mapping[str, Any], path: Path) -> None:
     lower.set_xticks(list(positions), list(blocks), rotation=90, fontsize="small")
     figure.suptitle(f"{Path(comparison['b']).name} from {Path(comparison['a']).name}", fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix(".") or "png", dpi=120)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,12 +24,16 @@ from mecha_exp.checkpoint.remote import is_address
 from mecha_exp.checkpoint.remote.address import GOOGLE, HTTP, S3, scheme_of
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import cause_of
+from mecha_exp.checkpoint.remote.retries import seconds_to_send
 from mecha_exp.errors import CheckpointError, StoreError
 from mecha_exp.lab.store import STORE_FILE, ResultStore
 from mecha_exp.lab.stored_results import StoredMerge
 from mecha_exp.paths import STORE
 from mecha_exp.system.cache import cache_folder
+from mecha_exp.system.progress import within
 
+_SECONDS = 900.0
+"""How long a store may take to list what it has, or for the files that are fetched together."""
 _AT_ONCE = 256
 """Files that are fetched together."""
 
@@ -158,14 +163,15 @@ class _Bucket:
             if scheme_of(self._address) in S3:  # else a bucket that is missing counts as empty
                 self._fs.call_s3("head_bucket", Bucket=self._root.partition("/")[0])
             self._fs.invalidate_cache()
-            return [path[len(self._root) :].lstrip("/") for path in self._fs.find(self._root)]
+            found = within(_SECONDS, partial(self._fs.find, self._root))
+            return [path[len(self._root) :].lstrip("/") for path in found]
 
     def fetch(self, names: Sequence[str], folder: Path) -> None:
         """Write files into a folder, many requests at a time. What is gone by now is left out."""
         for start in range(0, len(names), _AT_ONCE):
             paths = {f"{self._root}/{name}": name for name in names[start : start + _AT_ONCE]}
             with self._explained("read"):
-                contents = self._fs.cat([*paths], on_error="return")
+                contents = within(_SECONDS, partial(self._fs.cat, [*paths], on_error="return"))
                 if errors := [c for c in contents.values() if isinstance(c, Exception) and not _is_gone(c)]:
                     raise errors[0]
             for path, content in contents.items():
@@ -218,9 +224,10 @@ class _Bucket:
         for is_json in (False, True):
             part = {name: c for name, c in written.items() if name.endswith(".json") is is_json}
             if part:
-                self._fs.pipe({f"{self._root}/{name}": content for name, content in part.items()})
+                placed = {f"{self._root}/{name}": content for name, content in part.items()}
+                within(seconds_to_send(sum(map(len, part.values()))), partial(self._fs.pipe, placed))
         if gone := [f"{self._root}/{name}" for name, content in files.items() if content is None]:
-            self._fs.rm(gone)
+            within(_SECONDS, partial(self._fs.rm, gone))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG, ADAPTER_STEM
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
+from mecha_exp.checkpoint.transaction.small_folder import is_begun, is_leftover, replaced_together
 from mecha_exp.errors import CheckpointError
-from mecha_exp.system.atomic_write import atomic_write
 
 
 def require_adapter_folder(output: Path) -> None:
     """Raise CheckpointError where a path is in use for something other than an adapter."""
-    if output.is_file() or (
-        output.is_dir() and any(output.iterdir()) and not (output / ADAPTER_CONFIG).is_file()
-    ):
+    if not output.exists() or (output / ADAPTER_CONFIG).is_file() or is_begun(output):
+        return
+    if not output.is_dir() or not all(map(is_leftover, output.iterdir())):
         raise CheckpointError(f"{output} is there and is not an adapter: name another folder.")
 
 
@@ -44,14 +44,11 @@ def config_of_ranks(ranks: Mapping[str, int]) -> dict[str, Any]:
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write the folder of an adapter, or leave what was there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            atomic_write(folder / ADAPTER_CONFIG) as config_file,
-            atomic_write(folder / f"{ADAPTER_STEM}{SUFFIX}") as weights_file,
-        ):
-            save_file(dict(tensors), weights_file, metadata={"format": "pt"})
-            config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be written: {error}.") from None
+    """Write the weights and the configuration of an adapter in one step, or leave what was there."""
+    with replaced_together(folder, ADAPTER_CONFIG) as staged:
+        try:
+            save_file(dict(tensors), staged / f"{ADAPTER_STEM}{SUFFIX}", metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise CheckpointError(f"{folder} cannot be written: {error}.") from None
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (staged / ADAPTER_CONFIG).write_text(text, encoding="utf-8")

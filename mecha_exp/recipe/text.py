@@ -23,6 +23,7 @@ from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node
 from mecha_exp.recipe import text_legacy, text_reader
 from mecha_exp.recipe.text_writer import write_lines
+from mecha_exp.system.atomic_write import replace_text
 
 VERSION_LINE = "version 0.1.0"
 
@@ -47,7 +48,7 @@ def serialize(recipe: Any, *, finalize: bool = True, output: str | os.PathLike[s
 def write_text(path: Path, text: str) -> None:
     """Write a recipe's text to a file; RecipeError where it cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        replace_text(path, text, newline="\n")
     except OSError as error:
         raise RecipeError(f"{path} cannot be written: {error.strerror}.") from None
 

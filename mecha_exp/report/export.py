@@ -24,6 +24,7 @@ from mecha_exp.report.results import Results
 from mecha_exp.report.why.factors import factor_columns
 from mecha_exp.runs.record import INPUT_PREFIX, Record
 from mecha_exp.runs.values import parse_value
+from mecha_exp.system.atomic_write import atomic_write, replace_text
 from mecha_exp.system.texts import csv_text
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def write_csv(results: Results, target: Path | TextIO) -> None:
     """
     text = _csv(columns(results), _cell)
     if isinstance(target, Path):
-        target.write_text(text, encoding="utf-8", newline="")
+        replace_text(target, text, newline="")
     else:
         target.write(text)
 
@@ -128,7 +129,8 @@ def write_parquet(results: Results, path: Path) -> None:
             strings_can_be_null=True,
         ),
     )
-    parquet.write_table(table, path)
+    with atomic_write(path) as temporary:
+        parquet.write_table(table, temporary)
 
 
 def _kind(values: Sequence[Any]) -> pyarrow.DataType:

@@ -17,13 +17,13 @@ import shlex
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, counted
 from mecha_exp.publishing.citations import cited, methods_in
-from mecha_exp.runs.record import CONFIG_FILE, RECIPE_FILE, Record, json_ready
+from mecha_exp.runs.record import RECIPE_FILE, Record, json_ready
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.system.atomic_write import atomic_write
 
@@ -274,15 +274,3 @@ def points_of(folder: Path, word: str | None) -> list[tuple[Path, Record]]:
         names = ", ".join(f"{path.name} ({record.name})" for path, record in finished[:5])
         raise ConfigError(f"--point {word}: the bundle has no such finished point. It has {names}, ...")
     return named[:1]
-
-
-def plugins_of(folder: Path) -> Sequence[str]:
-    """The plugins that the configurations of a sweep's points name."""
-    import yaml
-
-    named: dict[str, None] = {}
-    for path in sorted(folder.glob(f"*/{CONFIG_FILE}")):
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        listed = config.get("plugins") if isinstance(config, dict) else None
-        named |= dict.fromkeys(map(str, listed if isinstance(listed, list) else []))
-    return [*named]

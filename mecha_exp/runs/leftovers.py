@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.transaction.paths import disk_bytes
+from mecha_exp.cluster.processes import TASKS
+from mecha_exp.system.atomic_write import PARTIAL_NAME
 from mecha_exp.system.folders import hidden_below
 
 _LIVES_SECONDS = {
-    re.compile(r"\..+\.([0-9a-f]{16}|\d+-\d+)\.partial"): 60,  # a small file that is written atomically
+    PARTIAL_NAME: 60,  # a small file that is written atomically
     re.compile(r"\..+\.db\.[a-z0-9_]{8}"): 600,  # MLflow's new database
     re.compile(r"\.reproduce-[a-z0-9_]{8}"): 3600,  # a model that is made again
     re.compile(r"\..+\.calibration"): 3600,  # the sums of a calibration, which can go on
@@ -23,6 +28,10 @@ _LIVES_SECONDS = {
     re.compile(r"\.evaluation-[0-9a-f]{16}\.partial.*"): 3600,  # the parts of a measurement, which can go on
 }
 """The names of temporary files and folders, and how long they may stay unchanged while they are in use."""
+
+
+_DAY_SECONDS, _CONTAINER_SECONDS = 24 * 3600, 3600
+"""How long folders of calls may stay unchanged: another container that shares them has other processes."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,27 @@ def find_leftovers(folders: Iterable[Path]) -> list[Leftover]:
         Leftover(path, disk_bytes(path), time.time() - _changed(path) < seconds)
         for path, seconds in sorted(paths.items())
     ]
+
+
+def find_task_folders() -> list[Leftover]:
+    """The folders of calls, among the temporary files of this user, whose process has ended."""
+    paths = sorted(Path(tempfile.gettempdir()).glob(f"{TASKS}*"))
+    return [Leftover(path, disk_bytes(path), False) for path in paths if _is_of_the_dead(path)]
+
+
+def _is_of_the_dead(path: Path) -> bool:
+    """Whether no process of this machine has a folder of calls; one without a number is left for a day."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "getuid") and path.lstat().st_uid != os.getuid():
+            return False
+        number = path.name.removeprefix(TASKS).partition("-")[0]
+        if not number.isdigit() or sys.platform == "win32":
+            return time.time() - _changed(path) > _DAY_SECONDS
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            return time.time() - _changed(path) > _CONTAINER_SECONDS
+    return False
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, int]]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+
+PARTIAL_NAME = re.compile(r"\..+\.([0-9a-f]{16}|\d+-\d+)\.partial")
+"""The names until then, of which a process that is killed leaves one behind."""
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @contextmanager
@@ -22,13 +30,22 @@ def atomic_write(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_THE_DISK:
+            error.filename = str(path)  # of a write, for which the system names no file
         raise
+
+
+def replace_text(path: Path, text: str, newline: str | None = None) -> None:
+    """Write a text in UTF-8 atomically; to a link's file, and to a pipe or a device as to any file."""
+    target = Path(os.path.realpath(path))
+    is_special = target.exists() and not target.is_file()
+    with nullcontext(target) if is_special else atomic_write(target) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline=newline)
 
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Write a text with a newline at its end atomically. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+    replace_text(path, text + "\n")

@@ -6,8 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LOG_SECONDS = 5.0
 """The time between two lines of progress in the log."""
@@ -16,6 +19,26 @@ SHOWN = 40
 """The number of characters of a key beside a bar, counted from its end."""
 
 log = logging.getLogger(__name__)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of a call that waits for something outside of this process.
+
+    Raises:
+        TimeoutError: it has not come back in time. Its thread is left alone, and ends with the process.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="mecha_exp wait").start()
+    if not wait([future], seconds).done:
+        raise TimeoutError(f"no answer in {seconds:,.0f} seconds")
+    return future.result()
 
 
 def human_bytes(count: float) -> str:

@@ -11,21 +11,23 @@ from pathlib import Path
 from mecha_exp.system.progress import human_bytes
 
 
-def cause_of(error: OSError, folder: Path, nbytes: int | None = None) -> str | None:
+def cause_of(error: OSError, folder: Path | None, nbytes: int | None = None) -> str | None:
     """The cause of a failed write and its cure; None for errors that say nothing of a disk or a right.
 
     Args:
         error: that writing raised.
-        folder: in which the file was to be written; it exists.
+        folder: in which the file was to be written; it exists. None where it is not known.
         nbytes: the size of the file, where it is known.
     """
-    room = "" if nbytes is None else f"{human_bytes(nbytes)} needed, "
+    sizes = [] if nbytes is None else [f"{human_bytes(nbytes)} needed"]
     with contextlib.suppress(OSError):
-        room += f"{human_bytes(shutil.disk_usage(folder).free)} free"
+        sizes += [] if folder is None else [f"{human_bytes(shutil.disk_usage(folder).free)} free"]
+    room = f" ({', '.join(sizes)})" if sizes else ""
+    folder = folder or Path()
     causes = {
-        errno.ENOSPC: f"the disk is full ({room}). Make room or choose another folder",
-        getattr(errno, "EDQUOT", -1): f"your disk quota is used up ({room})",
-        errno.EFBIG: f"the file is larger than its file system or 'ulimit -f' allows ({room})",
+        errno.ENOSPC: f"the disk is full{room}. Make room or choose another folder",
+        getattr(errno, "EDQUOT", -1): f"your disk quota is used up{room}",
+        errno.EFBIG: f"the file is larger than its file system or 'ulimit -f' allows{room}",
         errno.EACCES: f"no permission to write in {folder}",
         errno.EPERM: f"no permission to write in {folder}",
         errno.EROFS: f"{folder} is read-only",
@@ -52,7 +54,7 @@ def write_sentence(error: OSError) -> str | None:
     ):
         return None
     file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
-    cause = cause_of(error, existing_folder(file.absolute()) if file else Path())
+    cause = cause_of(error, existing_folder(file.absolute()) if file else None)
     what = "opened" if error.errno == errno.EMFILE else "written"  # it may have been read
     return f"{file or 'a file'} cannot be {what}: {cause}."
 

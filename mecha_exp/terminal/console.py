@@ -69,6 +69,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def agrees(question: str) -> bool:
+    """Ask at the terminal; only a yes is one."""
+    return stdout.input(escape(question)).strip().lower() in ("y", "yes")
+
+
 def print_json(value: Any) -> None:
     """Print data for other programs to standard output; NaN and infinities, which JSON lacks, become null."""
     data = json_ready(value, lambda number: None)

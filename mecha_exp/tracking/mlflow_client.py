@@ -9,13 +9,15 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
 from mecha_exp.errors import TrackingError
 from mecha_exp.system.imports import import_without_gc
+from mecha_exp.system.progress import within
 from mecha_exp.tracking.backend import (
     Backend,
     Entries,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 TRAINING_VIEW = {"workflowType": "machine_learning"}
 """The tag that makes MLflow show runs rather than traces of language models."""
 ANSWER_SECONDS = 5
+CALL_SECONDS, FILE_SECONDS = 120, 1800
+"""How long a server may take for one call, and for the files of a run."""
 SERVER = ("http://", "https://")
 """How addresses of servers begin."""
 WRITERS = 8
@@ -89,7 +93,20 @@ def make_client(uri: str) -> MlflowClient:
     import_without_gc("mlflow.tracking")
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
+    return cast("MlflowClient", _Limited(client)) if uri.startswith(SERVER) else client
+
+
+class _Limited:
+    """A client of a server, each of whose calls has an end; MLflow's own limit is one of silence."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+        seconds = FILE_SECONDS if "artifact" in name else CALL_SECONDS
+        return lambda *arguments, **named: within(seconds, partial(call, *arguments, **named))
 
 
 class ClientBackend(Backend):
@@ -205,7 +222,8 @@ class ClientBackend(Backend):
 def _require_answer(uri: str) -> None:
     """Raise a TrackingError unless a server answers one short request; MLflow itself would keep trying."""
     try:
-        urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=ANSWER_SECONDS).close()
+        ask = partial(urllib.request.urlopen, uri.rstrip("/") + "/health", timeout=ANSWER_SECONDS)
+        within(2 * ANSWER_SECONDS, ask).close()
     except urllib.error.HTTPError:
         return  # it answers; other errors show when it is used
     except (OSError, ValueError) as error:

@@ -11,6 +11,7 @@ from state_dicts import StateDict, contents, random_model
 
 from mecha_exp import Job, merge, merge_many, weighted_sum
 from mecha_exp.checkpoint import find_partial_outputs, load, parse_size
+from mecha_exp.checkpoint.transaction import staging
 from mecha_exp.errors import CheckpointError, ConfigError
 
 SIZE = 700
@@ -234,3 +235,20 @@ def test_a_folder_that_is_there_may_have_any_name(tmp_path: Path):
     merge(weighted_sum({"w": torch.ones(2)}, {"w": torch.zeros(2)}), tmp_path / "v1.pt")
 
     assert (tmp_path / "v1.pt" / "model.safetensors").is_file()
+
+
+def test_a_file_that_is_made_while_the_folders_are_exchanged_stays(tmp_path, monkeypatch):
+    exchange = staging._exchange
+
+    def meanwhile(first: Path, second: Path) -> None:
+        (second / "notes").mkdir()
+        (second / "notes" / "late.txt").write_text("of another process")
+        exchange(first, second)
+
+    hf_folder(tmp_path / "a", random_model(0))
+    models = [str(tmp_path / "a"), random_model(1)]
+    merge(weighted_sum(*models, alpha=0.1), tmp_path / "out")
+    monkeypatch.setattr(staging, "_exchange", meanwhile)
+    merge(weighted_sum(*models, alpha=0.9), tmp_path / "out")
+
+    assert (tmp_path / "out" / "notes" / "late.txt").read_text() == "of another process"

@@ -128,3 +128,18 @@ def test_an_upload_that_cannot_be_given_up_does_not_keep_the_others(monkeypatch)
 
     assert len(given_up) == 3
     assert not files.exists("memory://half/model-00001-of-00003.safetensors")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://127.0.0.1:1/a.safetensors",
+        "dir://x/a.safetensors",
+        "zip://x/a.safetensors::file:///none.zip",
+        "reference://x/a.safetensors",
+        "nothing://x/a.safetensors",
+    ],
+)
+def test_any_protocol_of_fsspec_ends_in_a_sentence(address):
+    with pytest.raises(CheckpointError):
+        merge(weighted_sum(address, {"w": torch.ones(3)}, alpha=0.3))

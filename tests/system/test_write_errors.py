@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.write_errors import cause_of, write_sentence
 
 
@@ -22,9 +23,20 @@ def test_the_file_the_cause_and_the_cure_are_said(tmp_path):
     assert write_sentence(error(errno.EROFS, tmp_path / "x")) == (
         f"{tmp_path / 'x'} cannot be written: {tmp_path} is read-only."
     )
-    assert (write_sentence(error(errno.ENOSPC)) or "").startswith(
-        "a file cannot be written: the disk is full ("
+
+
+def test_of_an_unknown_file_no_free_space_is_told():
+    assert write_sentence(error(errno.ENOSPC)) == (
+        "a file cannot be written: the disk is full. Make room or choose another folder."
     )
+
+
+def test_a_write_that_fails_names_its_file(tmp_path):
+    """The system names none where the disk fills up in the middle."""
+    with pytest.raises(OSError, match="No space") as raised, atomic_write(tmp_path / "table.csv"):
+        raise error(errno.ENOSPC)
+
+    assert (write_sentence(raised.value) or "").startswith(f"{tmp_path / 'table.csv'} cannot be written: ")
 
 
 def test_a_file_that_may_have_been_read_is_not_said_to_be_written(tmp_path):

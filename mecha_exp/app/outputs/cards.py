@@ -10,7 +10,7 @@ from mecha_exp.checkpoint.sidecars import CARD, is_own_card
 from mecha_exp.publishing.card import with_results
 from mecha_exp.report.protocol import MERGE_PREFIXES
 from mecha_exp.runs.record import RACE, Record
-from mecha_exp.system.atomic_write import atomic_write
+from mecha_exp.system.atomic_write import replace_text
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,7 @@ def note_results(record: Record, verdict: Sequence[str] = ()) -> None:
         return
     try:
         text = with_results(card.read_text(encoding="utf-8"), list(_lines(record, verdict)))
-        with atomic_write(card) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+        replace_text(card, text, newline="\n")
     except OSError as error:
         log.warning("%s: the results cannot be written into it: %s.", card, error.strerror)
 

@@ -8,7 +8,7 @@ is prepared, once for each set of values, and kept in `outputs/statistics` by a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -142,10 +142,18 @@ def _measured(mapping: Mapping[str, Any], folders: Sequence[Path]) -> list[Path]
         return paths
     measure = {"along_merge": _measure_along_merge, "scaled": _measure_scaled}[measurement.kind]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(paths[0].parent):  # another process may measure the same
+    folder = paths[0].parent  # another process may measure the same
+    with exclusive(folder, partial(_newest, folder)):
         if not all(path.exists() for path in paths):
             measure(measurement, paths)
     return paths
+
+
+def _newest(folder: Path) -> int:
+    """When anything in a folder was changed last; 0 where something goes meanwhile."""
+    with suppress(OSError):
+        return max(path.stat().st_mtime_ns for path in (folder, *folder.rglob("*")))
+    return 0
 
 
 def _measure_along_merge(measurement: _Measurement, paths: Sequence[Path]) -> None:

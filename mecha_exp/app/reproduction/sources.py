@@ -6,7 +6,7 @@ import inspect
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,31 @@ def sources_text(recipe: Node, evaluators: Iterable[Evaluator] = ()) -> str:
             if parts[:1] != [_OWN] and path.suffix == ".py":
                 texts["/".join([*above, path.name])] = path.read_text(encoding="utf-8")
     return json.dumps(texts, indent=1, sort_keys=True) if texts else ""
+
+
+def programs_in(config: Mapping[str, Any]) -> list[str]:
+    """What the configuration of a result names that is run as code.
+
+    Its plugins, and in the settings of evaluators Python files, folders of tasks of lm-evaluation-harness
+    (whose YAML may name functions), and the permission to run what lies in a model's folder.
+    """
+    plugins = config.get("plugins")
+    named = [plugins] if isinstance(plugins, str) else plugins if isinstance(plugins, list) else []
+    return [*map(str, named), *_named_code(config.get("evaluator"))]
+
+
+def _named_code(settings: Any) -> Iterator[str]:
+    if isinstance(settings, list):
+        for part in settings:
+            yield from _named_code(part)
+    if not isinstance(settings, Mapping):
+        return
+    for name, value in settings.items():
+        is_code = isinstance(value, str) and (".py" in value or name == "include_path")
+        if is_code or (name == "trust_remote_code" and value):
+            yield f"evaluator.{name}={value}"
+        else:
+            yield from _named_code(value)
 
 
 def restore_plugins(

@@ -1,7 +1,7 @@
 """Locks beside a study that several processes share: one asks for trials at a time, and the dead are known.
 
-The operating system, or the database, frees a lock when its holder dies. So nothing waits for a timeout, and
-a process that is slow is never taken for dead.
+The operating system, or the database, frees a lock when its holder dies, so no process waits for a dead one.
+One that holds a lock for half an hour is stopped or hangs: those that wait give up, and name it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from mecha_exp.checkpoint.transaction.lock import TargetLock, exclusive, is_in_use
+from mecha_exp.checkpoint.transaction.lock import STUCK_SECONDS, TargetLock, exclusive, is_in_use
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -117,9 +117,31 @@ class DatabaseLocks(ABC):
         """Whether the process that works under a name still does."""
         return self._is_held(worker)
 
-    @abstractmethod
     def _lock(self, name: str) -> None:
-        """Wait for a lock of this study."""
+        """Wait for a lock of this study, as long as its holders change.
+
+        Raises:
+            TimeoutError: one of them has had it for `STUCK_SECONDS`.
+        """
+        holder, waited = None, 0.0
+        while not self._waits_for(name):
+            log.warning("waiting: another process asks for trials of the study '%s'", self._study)
+            now = self._holder(name)
+            waited = waited + _NOTICE_SECONDS if now == holder else 0.0
+            holder = now
+            if waited >= STUCK_SECONDS:
+                raise TimeoutError(
+                    f"session {holder} of the database has had the lock of the study '{self._study}' for "
+                    f"{waited:,.0f} seconds; end it"
+                )
+
+    @abstractmethod
+    def _waits_for(self, name: str) -> bool:
+        """Wait `_NOTICE_SECONDS` for a lock; returns whether this session has it."""
+
+    @abstractmethod
+    def _holder(self, name: str) -> int | None:
+        """The session of the database that has a lock."""
 
     @abstractmethod
     def _unlock(self, name: str) -> None:
@@ -146,8 +168,26 @@ class PostgresLocks(DatabaseLocks):
     Source: PostgreSQL's documentation, "Explicit Locking", 13.3.5.
     """
 
-    def _lock(self, name: str) -> None:
-        self._ask(f"SELECT pg_advisory_lock({self._keys(name)})")
+    _preparation = f"SET lock_timeout = {1000 * _NOTICE_SECONDS:.0f}"
+
+    def _waits_for(self, name: str) -> bool:
+        from sqlalchemy.exc import OperationalError
+
+        try:
+            self._ask(f"SELECT pg_advisory_lock({self._keys(name)})")
+        except OperationalError as error:
+            if "lock timeout" not in str(error):
+                raise
+            return False
+        return True
+
+    def _holder(self, name: str) -> int | None:
+        first, second = self._keys(name).split(", ")
+        where = f"classid = ({first})::bit(32)::bigint AND objid = ({second})::bit(32)::bigint"
+        return cast(
+            "int | None",
+            self._ask(f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND {where}"),
+        )
 
     def _unlock(self, name: str) -> None:
         self._ask(f"SELECT pg_advisory_unlock({self._keys(name)})")
@@ -173,9 +213,11 @@ class MySQLLocks(DatabaseLocks):
     # the server ends sessions that are idle for as long as a batch may take: after eight hours by default
     _preparation = f"SET SESSION wait_timeout = {_LONGEST_IDLE_SECONDS}"
 
-    def _lock(self, name: str) -> None:
-        while self._ask(f"SELECT GET_LOCK({self._named(name)}, {_NOTICE_SECONDS:.0f})") != 1:
-            log.warning("waiting: another process asks for trials of the study '%s'", self._study)
+    def _waits_for(self, name: str) -> bool:
+        return bool(self._ask(f"SELECT GET_LOCK({self._named(name)}, {_NOTICE_SECONDS:.0f})") == 1)
+
+    def _holder(self, name: str) -> int | None:
+        return cast("int | None", self._ask(f"SELECT IS_USED_LOCK({self._named(name)})"))
 
     def _unlock(self, name: str) -> None:
         self._ask(f"SELECT RELEASE_LOCK({self._named(name)})")

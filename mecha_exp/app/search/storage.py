@@ -23,6 +23,19 @@ _KINDS = (
 )
 _SERVERS = {"postgresql": PostgresLocks, "mysql": MySQLLocks}
 """The locks of databases that are servers, by the names that SQLAlchemy has for them."""
+_OF_POSTGRES = {
+    "connect_timeout": 20,
+    "keepalives_idle": 60,
+    "keepalives_interval": 15,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 120_000,
+}
+_OF_MYSQL = {"connect_timeout": 20, "read_timeout": 600, "write_timeout": 600}
+_LIMITS: Mapping[str, dict[str, int]] = {
+    **dict.fromkeys(("psycopg", "psycopg2"), _OF_POSTGRES),
+    **dict.fromkeys(("pymysql", "mysqldb"), _OF_MYSQL),
+}
+"""How long drivers wait for a server that is gone, in seconds, one in milliseconds; else for ever."""
 _PACKAGES = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 """The packages of drivers that are called otherwise than their modules, or need a compiler without this."""
 
@@ -110,9 +123,11 @@ def _parts(
     if kind in _SERVERS:
         if address.drivername == "mysql":  # for which SQLAlchemy would take a driver that is to be compiled
             address = address.set(drivername="mysql+pymysql")
-        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
+        limits = _LIMITS.get(address.get_driver_name(), {})
+        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool, connect_args=limits)
         full = address.render_as_string(hide_password=False)
-        return lambda: optuna.storages.RDBStorage(full), _SERVERS[kind](engine, name), lambda: None
+        make = lambda: optuna.storages.RDBStorage(full, engine_kwargs={"connect_args": limits})  # noqa: E731
+        return make, _SERVERS[kind](engine, name), lambda: None
     if kind != "sqlite" or not address.database or address.database == ":memory:":
         raise ValueError(f"a study is kept in {_KINDS}")
     path = _in_a_folder(Path(address.database))

@@ -6,19 +6,22 @@ import base64
 import posixpath
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mecha_exp.checkpoint.remote.address import scheme_of
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Interruption, Pin, cause_of, changed
-from mecha_exp.checkpoint.remote.retries import at_once
+from mecha_exp.checkpoint.remote.retries import RATE_SECONDS, at_a_rate, at_once, seconds_for
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.errors import CheckpointError
+from mecha_exp.system.progress import within
 
 _VERSION_FIELDS = (
     *("etag", "generation", "md5hash", "version_id", "mtime", "lastmodified", "last_modified"),
     *("modified", "updated", "created"),
 )
+_LISTING_SECONDS = 300.0
 _GONE = {"NoSuchKey", "NoSuchBucket", "NotFound", "404"}
 _CHANGED = {"PreconditionFailed", "412", "InvalidRange", "416"}
 
@@ -30,15 +33,8 @@ class AnyStore:
     """What happened to an object that a read does not find."""
 
     def files(self, address: str) -> dict[str, Pin]:
-        fs, path = opened(address)
         try:
-            fs.invalidate_cache()
-            if fs.isfile(path) and not path.endswith(INDEX):
-                return {"": self.pin(address)}
-            folder = address.rpartition("/")[0] if fs.isfile(path) else address.rstrip("/")
-            root = opened(folder)[1]
-            names = [posixpath.relpath(file, root) for file in fs.find(root, maxdepth=2)]
-            pins = dict(at_once(lambda name: self.pin(f"{folder}/{name}"), names))
+            pins = within(_LISTING_SECONDS, partial(self._files, address))
         except CheckpointError:
             raise
         except Exception as error:  # each file system has errors of its own
@@ -47,6 +43,16 @@ class AnyStore:
             raise CheckpointError(f"{address} does not exist, or is empty.")
         return pins
 
+    def _files(self, address: str) -> dict[str, Pin]:
+        fs, path = opened(address)
+        fs.invalidate_cache()
+        if fs.isfile(path) and not path.endswith(INDEX):
+            return {"": self.pin(address)}
+        folder = address.rpartition("/")[0] if fs.isfile(path) else address.rstrip("/")
+        root = opened(folder)[1]
+        names = [posixpath.relpath(file, root) for file in fs.find(root, maxdepth=2)]
+        return dict(at_once(lambda name: self.pin(f"{folder}/{name}"), names))
+
     def pin(self, address: str) -> Pin:
         """The pin of a file. Raises what the file system raises."""
         fs, path = opened(address)
@@ -54,9 +60,12 @@ class AnyStore:
         return Pin(address, info["size"], _version(info, address))
 
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
-        fs, path = opened(pin.address)
         try:
-            content = fs.cat_file(path, start=start, end=start + len(view), **self._state(pin))
+            fs, path = opened(pin.address)
+            content = within(
+                seconds_for(len(view)),
+                lambda: fs.cat_file(path, start=start, end=start + len(view), **self._state(pin)),
+            )
         except FileNotFoundError:
             raise changed(pin, self.missing) from None
         except Exception as error:
@@ -66,7 +75,7 @@ class AnyStore:
     def version(self, pin: Pin) -> str:
         try:
             opened(pin.address)[0].invalidate_cache()
-            return self.pin(pin.address).version
+            return within(RATE_SECONDS, partial(self.pin, pin.address)).version
         except FileNotFoundError:
             raise changed(pin, "it is gone") from None
         except CheckpointError:
@@ -119,9 +128,13 @@ class S3Store(AnyStore):
 
         fs, place = object_at(pin.address)
         etag, byte_range = pin.version.removeprefix("ETag "), f"bytes={start}-{start + len(view) - 1}"
+        parts: list[bytes] = []
+        call = _object(fs, parts, **place, Range=byte_range, IfMatch=etag)
         try:
-            answer = fs.call_s3("get_object", **place, Range=byte_range, IfMatch=etag)
-            content = sync(fs.loop, _body_of, answer)
+            answer = sync(fs.loop, at_a_rate, call, lambda: sum(map(len, parts)))
+            content = b"".join(parts)
+        except Interruption as slow:
+            raise Interruption(slow.cause) from None  # what has come is not in `view`
         except (ClientError, OSError) as error:
             raise _of_s3(pin, error) from None
         except Exception as error:
@@ -157,9 +170,13 @@ def object_at(address: str) -> tuple[Any, dict[str, str]]:
     return fs, {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
 
 
-async def _body_of(answer: Mapping[str, Any]) -> Any:
+async def _object(fs: Any, parts: list[bytes], **request: Any) -> Mapping[str, Any]:
+    """Ask for an object, and append its content to `parts`; returns what S3 says of it."""
+    answer: Mapping[str, Any] = await fs._call_s3("get_object", **request)
     async with answer["Body"] as stream:  # which gives the connection back, also after an error
-        return await stream.read()
+        async for part in stream.content.iter_any():
+            parts.append(part)
+    return answer
 
 
 def _fill(view: memoryview, content: bytes, pin: Pin) -> int:

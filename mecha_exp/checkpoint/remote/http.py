@@ -5,9 +5,10 @@ from __future__ import annotations
 import email.utils
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from mecha_exp.checkpoint.remote import retries
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Interruption, Pin, cause_of, changed
 from mecha_exp.errors import CheckpointError
@@ -15,6 +16,7 @@ from mecha_exp.errors import CheckpointError
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _CONNECT_SECONDS, _SILENT_SECONDS = 20.0, 30.0
+"""aiohttp's own limits. They do not end each wait: `at_a_rate` does."""
 _STRONG_AFTER = 1.0
 """Seconds after which a time of change tells versions apart, by RFC 9110, section 8.8.2.2."""
 
@@ -42,18 +44,19 @@ class HttpReader:
             Interruption: the server asks to wait, or the connection broke.
             CheckpointError: there is no such file, or it cannot be read in ranges.
         """
-        answer = self._run(self._head(url))
+        answer = self._run(self._head(url), lambda: 0)
         return Pin(url, _size(answer, url), _version(answer, url))
 
     def read_into(self, pin: Pin, start: int, view: memoryview) -> int:
         """Fill `view`; see `Store.read_into`."""
-        count: int = self._run(self._range(pin, start, view))
+        received: list[int] = []
+        count: int = self._run(self._range(pin, start, view, received), lambda: sum(received))
         return count
 
-    def _run(self, coroutine: Any) -> Any:
+    def _run(self, coroutine: Any, moved: Callable[[], int]) -> Any:
         from fsspec.asyn import sync
 
-        return sync(self._fs.loop, lambda: coroutine)
+        return sync(self._fs.loop, retries.at_a_rate, coroutine, moved)
 
     async def _head(self, url: str) -> Any:
         import aiohttp
@@ -67,7 +70,8 @@ class HttpReader:
         except ValueError as error:
             raise CheckpointError(f"{url} is not an address that can be read: {cause_of(error)}.") from None
 
-    async def _range(self, pin: Pin, start: int, view: memoryview) -> int:
+    async def _range(self, pin: Pin, start: int, view: memoryview, parts: list[int]) -> int:
+        """Fill `view`; the sizes of what has come are appended to `parts`."""
         import aiohttp
 
         url, received = pin.source or pin.address, 0
@@ -80,6 +84,7 @@ class HttpReader:
                         raise CheckpointError(f"{pin.address}: the server sends more bytes than it says.")
                     view[received : received + len(chunk)] = chunk
                     received += len(chunk)
+                    parts.append(len(chunk))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Interruption(cause_of(error), received) from None
         if received < expected:

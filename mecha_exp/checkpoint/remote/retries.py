@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mecha_exp.checkpoint.remote.pin import Interruption, Pin, Store
 from mecha_exp.errors import CheckpointError
 
 T = TypeVar("T")
+
+LEAST_RATE, RATE_SECONDS = 1000, 60.0
+"""The bytes a second that a transfer must have, seen over so many seconds."""
+UPLOAD_RATE, ANSWER_SECONDS = 4000, 300.0
+"""The bytes a second that each upload must have, and how long a store may take to put its parts together."""
 
 TRIES = 6
 FIRST_PAUSE = 0.25
@@ -54,6 +60,37 @@ def read_all(store: Store, pin: Pin, start: int, view: memoryview) -> None:
         done += received
         if received >= _PROGRESS:
             tries = _Tries(pin.address)
+
+
+async def at_a_rate(transfer: Coroutine[Any, Any, T], moved: Callable[[], int]) -> T:
+    """The result of a transfer that goes on: a server that is slower than `LEAST_RATE` counts as gone.
+
+    Args:
+        moved: the bytes that have come so far.
+
+    Raises:
+        Interruption: fewer bytes came in a span of `RATE_SECONDS`, whether they were none or some.
+    """
+    task, before = asyncio.ensure_future(transfer), 0
+    try:
+        while not (await asyncio.wait({task}, timeout=RATE_SECONDS))[0]:
+            now = moved()
+            if now - before < LEAST_RATE * RATE_SECONDS:
+                raise Interruption(f"{now - before:,} bytes came in {RATE_SECONDS:g} seconds", now)
+            before = now
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def seconds_for(nbytes: int) -> float:
+    """How long a transfer may take of which nothing is seen until it ends."""
+    return RATE_SECONDS + nbytes / LEAST_RATE
+
+
+def seconds_to_send(nbytes: int) -> float:
+    """How long a store may take for an upload, and to say what became of it."""
+    return ANSWER_SECONDS + nbytes / UPLOAD_RATE
 
 
 def at_once(call: Callable[[str], T], names: Iterable[str]) -> list[tuple[str, T]]:

@@ -13,10 +13,11 @@ from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES, parse_hub
 from mecha_exp.checkpoint.remote.http import HttpReader, NotThere
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Pin, Store, cause_of
-from mecha_exp.checkpoint.remote.retries import again, at_once, read_all
+from mecha_exp.checkpoint.remote.retries import RATE_SECONDS, again, at_once, read_all
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.families import SMALL_FILES
+from mecha_exp.system.progress import within
 
 _WHOLE = tuple(
     f"{stem}.safetensors{end}"
@@ -99,8 +100,9 @@ class HubStore:
 
         hub, endpoint = parse_hub(address), os.environ.get("HF_ENDPOINT")
         try:
-            info: Any = HfApi(endpoint=endpoint).repo_info(
-                hub.repository, revision=hub.revision, files_metadata=True
+            ask = HfApi(endpoint=endpoint).repo_info
+            info: Any = within(
+                RATE_SECONDS, lambda: ask(hub.repository, revision=hub.revision, files_metadata=True)
             )
         except Exception as error:  # the library also raises errors of its transport
             raise _of_hub(address, error) from None

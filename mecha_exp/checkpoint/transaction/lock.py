@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _EMPTY_SECONDS = 0.2  # a lock file that stays empty for longer belongs to a process that was killed then
 _WAIT_SECONDS, _PAUSE_SECONDS = 0.1, 0.01  # another process may hold the lock only to see whether it is free
 _RETRY_SECONDS, _NOTICE_SECONDS = 0.05, 60.0
+STUCK_SECONDS = 1800.0
+"""After so long without progress of the holder, who waits for a lock gives up."""
 _LOCKED_BYTE = 1 << 30  # where Windows locks: the text before it can be read meanwhile
 
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
@@ -96,22 +98,41 @@ class TargetLock:
 
 
 @contextlib.contextmanager
-def exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock of an output; wait while another process has it. A minute of waiting is logged."""
-    noticed = time.monotonic() + _NOTICE_SECONDS
+def exclusive(target: Path, sign_of_life: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Hold the lock of an output; wait while others have it. A minute of waiting is logged.
+
+    Args:
+        sign_of_life: what changes while the holder works.
+
+    Raises:
+        CheckpointError: for `STUCK_SECONDS` the holder was the same, without a sign of life.
+    """
+    noticed, last, since = time.monotonic() + _NOTICE_SECONDS, None, time.monotonic()
     while True:
         try:
             lock = TargetLock(target)
             break
         except CheckpointError as error:
-            if time.monotonic() > noticed:
+            now, sign = time.monotonic(), (_made_at(sibling(target, LOCK)), sign_of_life())
+            last, since = (last, since) if sign == last else (sign, now)
+            if now - since > STUCK_SECONDS:
+                raise CheckpointError(f"no progress in {now - since:,.0f} seconds: {error}") from None
+            if now > noticed:
                 log.warning("waiting: %s", error)
-                noticed = time.monotonic() + _NOTICE_SECONDS
+                noticed = now + _NOTICE_SECONDS
             time.sleep(_RETRY_SECONDS)
     try:
         yield
     finally:
         lock.release()
+
+
+def _made_at(path: Path) -> tuple[int, int] | None:
+    """What tells one lock file from the next one at its path."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def is_in_use(target: Path) -> bool:

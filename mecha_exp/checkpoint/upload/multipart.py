@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from mecha_exp.checkpoint.remote.file_systems import object_at
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import cause_of
+from mecha_exp.checkpoint.remote.retries import seconds_to_send
 from mecha_exp.errors import CheckpointError
+from mecha_exp.system.progress import within
 
 PART = 16 << 20
 """The bytes of a part, at least; S3 wants 5 MiB."""
@@ -106,8 +107,8 @@ class MultipartUpload:
             self._waiting.release()
 
     def _call(self, name: str, **arguments: Any) -> Any:
-        call: Callable[..., Any] = self._fs.call_s3
+        seconds = seconds_to_send(len(arguments.get("Body", b"")))
         try:
-            return call(name, **self._place, **arguments)
+            return within(seconds, lambda: self._fs.call_s3(name, **self._place, **arguments))
         except Exception as error:  # of botocore, s3fs and the network
             raise CheckpointError(f"{self.address} cannot be written: {cause_of(error)}.") from error

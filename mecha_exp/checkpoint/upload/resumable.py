@@ -10,6 +10,7 @@ from typing import Any
 from mecha_exp.checkpoint.remote.file_systems import opened
 from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import cause_of
+from mecha_exp.checkpoint.remote.retries import seconds_to_send
 from mecha_exp.errors import CheckpointError
 
 CHUNK = 16 << 20
@@ -91,7 +92,7 @@ class ResumableUpload:
         from fsspec.asyn import sync
 
         try:
-            return sync(self._fs.loop, function, self._fs, *arguments)
+            return sync(self._fs.loop, function, self._fs, *arguments, timeout=seconds_to_send(CHUNK))
         except Exception as error:  # of gcsfs, aiohttp and the network
             self._failure = CheckpointError(f"{self.address} cannot be written: {cause_of(error)}.")
             raise self._failure from error

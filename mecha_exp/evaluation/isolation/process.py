@@ -25,6 +25,9 @@ from mecha_exp.evaluation.isolation.request import Request
 from mecha_exp.evaluation.isolation.shared_model import shared
 from mecha_exp.evaluation.measurement import Measurement
 
+START_SECONDS = 600.0
+"""How long a process may take to import what evaluators need: libraries on network folders take minutes."""
+
 
 class LostProcessError(EvaluationError):
     """An evaluator that hung or ended its process; another attempt may succeed."""
@@ -134,11 +137,16 @@ class EvaluationProcess:
         process = self._running
         assert process is not None and process.stdout is not None
         if not self._is_ready:
+            expired = threading.Event()
             try:
-                pickle.load(process.stdout)  # sent when everything is imported
+                with _time_limit(process, START_SECONDS, expired):
+                    pickle.load(process.stdout)  # sent when everything is imported
             except EOFError:
                 self.close()
-                raise EvaluationError("the process for evaluators could not be started: see above.") from None
+                how = (
+                    f"was not ready after {START_SECONDS:g} s" if expired.is_set() else "could not be started"
+                )
+                raise EvaluationError(f"the process for evaluators {how}: see above.") from None
             self._is_ready = True
         return process
 

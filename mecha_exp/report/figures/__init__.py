@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.report.adaptive_records import GRADIENT, GREEDY_SOUP
 from mecha_exp.report.figures.adaptive import learned_weights, learning_curves, soup_so_far
@@ -25,6 +25,7 @@ from mecha_exp.report.search.notes import MODE as SEARCH
 from mecha_exp.report.why.factors import KEYS
 from mecha_exp.report.why.shapley import MODE as SHAPLEY
 from mecha_exp.runs.values import is_numeric
+from mecha_exp.system.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,18 +78,24 @@ def draw_figures(
                 continue
             path = (output or folder) / (f"sweep-{name}.png" if drawn else MAIN_FILE)
             if look is None:
-                figure.savefig(path, dpi=_DPI)
+                _save(figure, path, dpi=_DPI)
             else:
                 path = path.with_suffix(f".{look.form}")
                 caption = "; ".join([caption, *look.apply(figure)])
-                figure.savefig(path, metadata=look.metadata)
+                _save(figure, path, metadata=look.metadata)
         drawn.append(Picture(path, caption, name))
     return drawn
 
 
 def draw_block_values(weights: Mapping[str, Mapping[str, float]], name: str, path: Path) -> None:
     """Draw the value of each block for each hyperparameter of a single run."""
-    block_values(weights, name).savefig(path, dpi=_DPI)
+    _save(block_values(weights, name), path, dpi=_DPI)
+
+
+def _save(figure: Figure, path: Path, **settings: Any) -> None:
+    """Write a figure in the format of its suffix; the file is old or whole at every moment."""
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix("."), **settings)
 
 
 def _suitable(results: Results, folder: Path) -> list[Choice]:

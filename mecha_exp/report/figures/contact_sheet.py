@@ -15,6 +15,7 @@ from mecha_exp.runs.files import FILES, files_of_inputs, files_of_run
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, models_in, read_outcomes
 from mecha_exp.runs.record import Record, load_all
 from mecha_exp.runs.values import as_text
+from mecha_exp.system.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,7 +75,8 @@ def draw_contact_sheets(results: Results, folder: Path) -> list[tuple[Path, str]
     drawn = []
     for number, page in enumerate(pages_of(results, folder)):
         path = folder / (SHEET_FILE if not number else SHEET_FILE.replace(".png", f"-{number + 1}.png"))
-        draw_page(page).save(path, optimize=True)
+        with atomic_write(path) as temporary:
+            draw_page(page).save(temporary, "PNG", optimize=True)
         drawn.append((path, f"Pictures: {page.heading}" if page.heading else "The pictures of each point"))
     return drawn
 

@@ -22,6 +22,7 @@ from mecha_exp.report.table import Row, estimate_text, page_footnotes, rows
 from mecha_exp.report.verdict import conclusion
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import as_text
+from mecha_exp.system.atomic_write import replace_text
 
 REPORT_FILE = "report.html"
 MOST_SETTINGS = 1000
@@ -73,7 +74,7 @@ def write_report(results: Results, command: Sequence[str], pictures: Sequence[Pi
         reproduce=_reproduce(results, command, path.parent),
         commands=_commands(shown),
     )
-    path.write_text(page, encoding="utf-8")
+    replace_text(path, page)
 
 
 def _best_part(results: Results) -> Results:

@@ -25,7 +25,9 @@ def in_parts(state_dict, *, context, ends: bool = False):
         mark = Path(f"mark-{context.name}")
         if part.start == 20 and not mark.exists():
             mark.touch()
-            os._exit(3) if ends else exec("raise KeyboardInterrupt")
+            if ends:
+                os._exit(3)
+            raise KeyboardInterrupt
         return [total * number for number in part]
 
     parts = [range(start, start + 4) for start in range(0, 40, 4)]

@@ -31,6 +31,8 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
+        ("lazy_loader", "alpha=0.3 output=none"),
+        ("mecha_exp.cli", "alpha=0.3 output=none"),
         ("mecha_exp.errors", "alpha=0.3 output=none"),
         ("omegaconf", "alpha=0.3 output=none"),
         ("torch", "alpha=0.3 output=none"),
@@ -105,3 +107,31 @@ def test_a_console_without_a_reader_ends_the_process(tmp_path: Path) -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+TWICE = """
+import os, signal, sys
+from mecha_exp import cli
+from mecha_exp.system.imports import leave_on_interrupt
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+leave_on_interrupt()
+
+def interrupted():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:  # what is tidied up after the first one
+        os.kill(os.getpid(), signal.SIGINT)
+
+cli._run = interrupted
+cli.main()
+"""
+
+
+def test_a_second_ctrl_c_ends_at_once_with_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 130
+    assert done.stderr == "error: interrupted. The same command starts again.\n"

@@ -122,9 +122,13 @@ def test_plugins_run_only_where_they_are_allowed(app, folder, as_a_user):
     Path("spread.py").unlink()
 
     refused = app("reproduce", "b.zip")
-    allowed = as_a_user("reproduce", "b.zip", "--run-plugins", cwd=folder)
+    allowed = as_a_user("reproduce", "b.zip", "--trust", cwd=folder)
 
-    assert refused.status == 1 and "has plugins, which are programs: spread.py" in refused.err
+    assert (
+        refused.status == 1
+        and "b.zip names what is run as code: spread.py" in refused.err
+        and "--trust" in refused.err
+    )
     assert allowed.status == 0 and "2 of 2 points identical" in allowed.out, allowed.out + allowed.err
 
 

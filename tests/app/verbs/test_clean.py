@@ -4,7 +4,10 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,3 +203,28 @@ def test_results_stay_while_a_sweep_is_running(clean: App, app: App, folder: Pat
     finally:
         lock.release()
     assert "Deleted 1 stored result" in clean("--yes").out
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory, monkeypatch) -> Path:
+    """A folder for temporary files of the test's own: those of other processes are none of its business."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_calls_of_dead_processes_are_found_among_the_temporary_files(app, temporary):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {"dead": f"mecha-tasks-{ended.pid}-a", "alive": f"mecha-tasks-{os.getpid()}-b"}
+    names |= {"old": "mecha-tasks-abc", "fresh": "mecha-tasks-def"}
+    for kind, name in names.items():
+        (temporary / name).mkdir()
+        (temporary / name / "0.call").write_bytes(b"x")
+        age = 10 if kind == "fresh" else 2 * 24 * 3600
+        for path in (temporary / name / "0.call", temporary / name):
+            os.utime(path, (time.time() - age,) * 2)
+
+    assert app("clean", "--yes").status == 0
+
+    assert sorted(path.name for path in temporary.iterdir()) == sorted([names["alive"], names["fresh"]])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from sweep_folders import only_run
 from mecha_exp.app import provenance
 from mecha_exp.app.provenance import git_changes, git_state
 from mecha_exp.app.reproduction.comparison import describe_differences
-from mecha_exp.app.reproduction.sources import restore_plugins
+from mecha_exp.app.reproduction.sources import programs_in, restore_plugins
 from mecha_exp.system.machine import machine
 
 MERGE = ("recipe=weighted_sum", "models.base=a.safetensors", "models.experts=[b.safetensors]", "alpha=0.25")
@@ -280,6 +281,67 @@ def test_the_checkout_of_mecha_exp_is_kept_beside_the_users_own_repository(repos
     assert (checkout / "methods" / "new.py").read_text() == "a method\n"
 
 
+HOSTILE = """
+[core]
+    fsmonitor = "touch {ran}; false"
+    hooksPath = {hooks}
+    pager = "touch {ran}; cat"
+    sshCommand = "touch {ran}; false"
+[diff]
+    external = "touch {ran}; true"
+[diff "word"]
+    textconv = "touch {ran}; cat"
+    command = "touch {ran}; true"
+[filter "clean"]
+    clean = "touch {ran}; cat"
+    smudge = "touch {ran}; cat"
+    required = true
+[filter "long"]
+    process = "touch {ran}; false"
+[include]
+    path = more
+"""
+
+
+def test_a_repository_of_others_runs_none_of_their_programs(repositories, monkeypatch, tmp_path):
+    """Each of git's ways to run a program by a configuration, in one."""
+    folder, commit = repositories("theirs", "a.txt", "b.txt", "c.txt", "d.txt", ".gitattributes")
+    ran, hooks = tmp_path / "ran", tmp_path / "hooks"
+    hooks.mkdir()
+    for hook in ("post-index-change", "fsmonitor-watchman", "reference-transaction", "pre-commit"):
+        (hooks / hook).write_text(f"#!/bin/sh\ntouch {shlex.quote(str(ran))}\n")
+        (hooks / hook).chmod(0o755)
+    given = {"ran": f"'{ran}'", "hooks": f'"{hooks}"'}
+    with (folder / ".git" / "config").open("a") as file:
+        file.write(HOSTILE.format(**given))
+    included = '[filter "included"]\n    clean = "touch {ran}; cat"\n'
+    (folder / ".git" / "more").write_text(included.format(**given))
+    (folder / ".gitattributes").write_text(
+        "a.txt filter=clean\nb.txt filter=long\nc.txt filter=included\nd.txt diff=word\n"
+    )
+    for name in "abcd":
+        (folder / f"{name}.txt").write_text("after!\n")
+    (folder / "new.py").write_text("x")
+    monkeypatch.chdir(folder)
+    subprocess.run(["git", "status"], check=False, capture_output=True)
+    was_armed = ran.exists()
+    ran.unlink(missing_ok=True)
+
+    state, changes = git_state(), git_changes()
+
+    assert was_armed and not ran.exists()
+    assert state["git/commit"] == commit and state["git/dirty"] == "true"
+    assert changes["changes.diff"].count("-before\n+after!") == 4
+
+
+def test_git_is_asked_in_one_place_alone():
+    package = Path(provenance.__file__).parents[1]
+    callers = [path for path in package.rglob("*.py") if '"git"' in path.read_text()]
+
+    assert [path.name for path in callers] == ["provenance.py"]
+    assert Path(provenance.__file__).read_text().count('"git"') == 1
+
+
 def test_one_repository_is_named_once_and_an_installed_package_has_none(repositories, monkeypatch):
     mine, commit = repositories("mine", "file.py")
     monkeypatch.setattr(provenance, "__file__", str(mine / "site-packages" / "mecha_exp" / "app" / "x.py"))
@@ -330,8 +392,10 @@ def test_a_plugin_of_methods_and_evaluators_that_is_gone_is_taken_from_the_run(i
     assert made.status == 0, made.err
     shutil.rmtree(inputs / "plug")
 
-    again = as_a_user("reproduce", str(only_run(inputs)), cwd=inputs)
+    refused = as_a_user("reproduce", str(only_run(inputs)), cwd=inputs)
+    again = as_a_user("reproduce", str(only_run(inputs)), "--trust", cwd=inputs)
 
+    assert refused.status == 1 and "names what is run as code: plug/own_blend.py" in refused.err
     assert again.status == 0, again.out + again.err
     assert "identical: 1 number, since no file was kept: sum" in again.out
 
@@ -361,6 +425,42 @@ def test_a_plugin_that_has_moved_is_found_or_named(folder, monkeypatch, plugins,
     assert [name.removeprefix(f"{kept}{os.sep}") for name in names] == restored
 
 
+@pytest.mark.parametrize(
+    ("config", "programs"),
+    [
+        ({"plugins": ["a.py", "pack.part"]}, ["a.py", "pack.part"]),
+        ({"plugins": "a.py"}, ["a.py"]),
+        (
+            {"evaluator": {"name": "perplexity", "trust_remote_code": True}},
+            ["evaluator.trust_remote_code=True"],
+        ),
+        ({"evaluator": {"name": "forward", "module": "net.py:make"}}, ["evaluator.module=net.py:make"]),
+        (
+            {"evaluator": {"name": "a", "also": [{"name": "lm_eval", "include_path": "mine"}]}},
+            ["evaluator.include_path=mine"],
+        ),
+        ({"plugins": None, "evaluator": {"name": "digits", "trust_remote_code": False}}, []),
+        ({}, []),
+    ],
+)
+def test_what_is_run_as_code_is_found_in_a_configuration(config, programs):
+    assert programs_in(config) == programs
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_plugin_runs_only_where_the_run_is_trusted(app, inputs, outcome, trusted):
+    app(*MERGE)
+    Path("theirs.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    path = only_run(inputs) / "recipe.yaml"
+    path.write_text(path.read_text().replace("plugins: []", "plugins: [theirs.py]"))
+
+    done = app("reproduce", str(path.parent), *["--trust"] * trusted)
+
+    assert Path("ran").exists() == trusted
+    assert done.status == (0 if trusted else 1)
+    assert trusted or "names what is run as code: theirs.py. Read it first" in done.err
+
+
 def test_a_plugin_that_is_lost_is_asked_for(app, inputs, outcome):
     app(*MERGE)
     path = only_run(inputs) / "recipe.yaml"
@@ -368,7 +468,7 @@ def test_a_plugin_that_is_lost_is_asked_for(app, inputs, outcome):
 
     assert (
         "lost.py does not exist. If it lies elsewhere by now, name it by --plugin."
-        in outcome(str(path.parent))[1]
+        in outcome(str(path.parent), "--trust")[1]
     )
 
 
