@@ -1,7 +1,7 @@
 """The one door of documents: JSON and YAML are read here, within limits, and held against what they must be.
 
-What a document must be is said by a dataclass, whose annotations are its schema: `typed` checks types and the
-range of numbers, and names a word that the dataclass lacks. Every module that reads JSON or YAML does so here.
+A dataclass says what a document must be, and its annotations are the schema: `typed` checks types and the
+range of numbers, and names a word that the dataclass lacks. Every reader of JSON or YAML is one of these.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import functools
 import json
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from sys import intern  # thousands of records have the same texts
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mecha_exp.errors import ConfigError, brief
 
@@ -31,7 +31,8 @@ MAX_DIGITS = 308
 """Digits of the largest whole number, which is the largest that a float can be."""
 
 T = TypeVar("T")
-Limit = Callable[[Any], Any]
+Sizes = dict[int, tuple[int, int]]
+"""By the identity of a node of YAML its values and its height; (0, 0) while it is measured."""
 
 _LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -180,8 +181,8 @@ def _loader_class(without_tags: bool) -> Any:
     return Loader
 
 
-def _measure(node: Any, as_text: Collection[str], depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many values a node stands for with all its aliases, and its height in levels."""
+def _measure(node: Any, as_text: Collection[str], depth: int, known: Sizes) -> tuple[int, int]:
+    """The values that a node stands for with all its aliases, and its height in levels."""
     children = node.value
     if isinstance(children, str):
         if node.tag == _INT and len(children) > MAX_DIGITS:
@@ -233,12 +234,12 @@ def _described(error: Any) -> str:
 
 
 def typed(content: Any, kind: type[T], *, foreign: bool = False) -> T:
-    """A dataclass of what a document says, checked by the annotations of its fields.
+    """What a document says as a dataclass, checked by the annotations of its fields.
 
     Args:
         content: the document, with NaN and infinities as texts where `write_json` wrote it.
-        kind: the dataclass. Its fields are of `Any`, `bool`, `int`, `float`, `str`, dataclasses, and of lists,
-            tuples, mappings by texts and unions (`X | None`) of these.
+        kind: the dataclass, or another type: `Any`, `bool`, `int`, `float`, `str`, and lists, tuples,
+            mappings by texts and unions (`X | None`) of these and of dataclasses.
         foreign: whether others write such documents: words that the dataclass lacks are left out then.
 
     Raises:
@@ -246,9 +247,14 @@ def typed(content: Any, kind: type[T], *, foreign: bool = False) -> T:
             dataclass lacks, as a newer version of mecha_exp would write it.
     """
     try:
-        return _object_reader(kind, foreign)(content)
+        return cast("T", _reader_of(cast("Hashable", kind), foreign)(content))
     except TypeError as error:
         raise DocumentError(str(error)) from None
+
+
+def newer(word: object) -> str:
+    """What to say of a word that this version does not know in a document that mecha_exp writes."""
+    return f"written by a newer mecha_exp: it has the unknown word {brief(word)}. Use that version"
 
 
 Reader = Callable[[Any], Any]
@@ -269,7 +275,7 @@ def _object_reader(kind: type[T], foreign: bool) -> Callable[[Any], T]:
             raise TypeError(f"expected a mapping, got {brief(content)}")
         if not (foreign or content.keys() <= readers.keys()):
             unknown = next(name for name in content if name not in readers)
-            raise TypeError(f"written by a newer mecha_exp: it has the unknown word {brief(unknown)}")
+            raise TypeError(newer(unknown))
         if missing := next((name for name in needed if name not in content), None):
             raise TypeError(f"it lacks {missing!r}")
         values = {}
@@ -295,6 +301,8 @@ def _reader_of(hint: Any, foreign: bool) -> Reader:
         return _union_reader(kinds, NoneType in arguments)
     if origin in (dict, Mapping):
         return _mapping_reader(_reader_of(arguments[-1], foreign))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _tuple_reader([_reader_of(argument, foreign) for argument in arguments])
     if origin in (list, tuple, Sequence):
         return _list_reader(_reader_of(arguments[0], foreign), tuple if origin is tuple else list)
     if is_dataclass(hint):
@@ -327,9 +335,22 @@ def _list_reader(item: Reader, kind: type) -> Reader:
     return lambda value: kind(map(item, _plain(list, value)))
 
 
+def _tuple_reader(items: Sequence[Reader]) -> Reader:
+    def read(value: Any) -> Any:
+        if len(_plain(list, value)) != len(items):
+            raise TypeError(f"expected a list of {len(items)}, got {brief(value)}")
+        return tuple(item(each) for item, each in zip(items, value, strict=True))
+
+    return read
+
+
 _EXPECTED = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a text",
-    list: "a list", dict: "a mapping",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, counted
 from mecha_exp.publishing.citations import cited, methods_in
-from mecha_exp.runs.record import CONFIG_FILE, RECIPE_FILE, Record, json_ready
+from mecha_exp.runs.record import CONFIG_FILE, RECIPE_FILE, Record, json_ready, read_settings
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.system.atomic_write import atomic_write
 
@@ -278,11 +278,8 @@ def points_of(folder: Path, word: str | None) -> list[tuple[Path, Record]]:
 
 def plugins_of(folder: Path) -> Sequence[str]:
     """The plugins that the configurations of a sweep's points name."""
-    import yaml
-
     named: dict[str, None] = {}
     for path in sorted(folder.glob(f"*/{CONFIG_FILE}")):
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        listed = config.get("plugins") if isinstance(config, dict) else None
+        listed = read_settings(path.parent).get("plugins")
         named |= dict.fromkeys(map(str, listed if isinstance(listed, list) else []))
     return [*named]

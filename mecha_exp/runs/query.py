@@ -56,7 +56,7 @@ class Run:
     def recipe(self) -> str:
         """The text of its recipe; empty where it has none, as a merge of models in memory."""
         try:
-            return (self.folder / RECIPE_FILE).read_text(encoding="utf-8")
+            return (self.folder / RECIPE_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 

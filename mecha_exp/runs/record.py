@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.documents import DocumentError, read_json, typed
-from mecha_exp.errors import ConfigError, counted
+from mecha_exp.documents import DocumentError, read_json, read_yaml, typed
+from mecha_exp.errors import ConfigError, brief, counted
 from mecha_exp.system.atomic_write import atomic_write_text
 
 log = logging.getLogger(__name__)
@@ -181,6 +181,24 @@ class Record:
             return cls.load(folder)
         except ConfigError:
             return None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The resolved configuration in a run's folder, `recipe.yaml`.
+
+    Raises:
+        ConfigError: it is not there, or is not YAML with a mapping in it.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        content = read_yaml(path)
+    except OSError as error:
+        raise ConfigError(f"{folder} does not say how it was made: {error}.") from None
+    except DocumentError as error:
+        raise ConfigError(f"{path} is damaged: {error}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is damaged: expected a mapping, got {brief(content)}.")
+    return content
 
 
 def load_all(folder: Path) -> dict[Path, Record]:

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.documents import read_json, typed
 from mecha_exp.engine.code_hash import methods_of
 from mecha_exp.engine.code_hash.functions import source_modules
+from mecha_exp.errors import prefixed
 from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.graph.nodes import Node
 
@@ -60,7 +62,9 @@ def restore_plugins(
     if kept is None or not kept.is_file() or all(Path(name).exists() for name in names):
         return names
     folder = scratch / "sources"
-    for relative, text in json.loads(kept.read_text(encoding="utf-8")).items():
+    with prefixed(f"{kept}: "):
+        texts = typed(read_json(kept), dict[str, str])
+    for relative, text in texts.items():
         path = (folder / relative).resolve()
         if path.is_relative_to(folder.resolve()):
             path.parent.mkdir(parents=True, exist_ok=True)
