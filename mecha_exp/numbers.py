@@ -3,7 +3,6 @@
 from sys import float_info
 from typing import TypeGuard
 
-
 _LARGEST = int(float_info.max)
 
 

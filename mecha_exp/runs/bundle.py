@@ -280,6 +280,5 @@ def plugins_of(folder: Path) -> Sequence[str]:
     """The plugins that the configurations of a sweep's points name."""
     named: dict[str, None] = {}
     for path in sorted(folder.glob(f"*/{CONFIG_FILE}")):
-        listed = read_settings(path.parent).get("plugins")
-        named |= dict.fromkeys(map(str, listed if isinstance(listed, list) else []))
+        named |= dict.fromkeys(read_settings(path.parent)["plugins"])
     return [*named]

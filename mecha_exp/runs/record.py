@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.documents import DocumentError, read_json, read_yaml, typed
-from mecha_exp.errors import ConfigError, brief, counted
+from mecha_exp.errors import ConfigError, counted
 from mecha_exp.system.atomic_write import atomic_write_text
 
 log = logging.getLogger(__name__)
@@ -183,22 +183,36 @@ class Record:
             return None
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """The sections of a resolved configuration that commands look into."""
+
+    plugins: list[str] = field(default_factory=list)
+    engine: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+    evaluator: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    hub: dict[str, Any] = field(default_factory=dict)
+    tracking: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = field(default_factory=dict)
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """The resolved configuration in a run's folder, `recipe.yaml`.
 
     Raises:
-        ConfigError: it is not there, or is not YAML with a mapping in it.
+        ConfigError: it is not there, or is damaged.
     """
     path = folder / CONFIG_FILE
     try:
         content = read_yaml(path)
+        sections = typed(content, _Settings, foreign=True)
     except OSError as error:
         raise ConfigError(f"{folder} does not say how it was made: {error}.") from None
     except DocumentError as error:
         raise ConfigError(f"{path} is damaged: {error}.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is damaged: expected a mapping, got {brief(content)}.")
-    return content
+    return {**vars(sections), **content}
 
 
 def load_all(folder: Path) -> dict[Path, Record]:
