@@ -31,6 +31,8 @@ MAX_DIGITS = 308
 """Digits of the largest whole number, which is the largest that a float can be."""
 
 T = TypeVar("T")
+_SAFE_DEPTH = 2000
+"""Levels of YAML that PyYAML takes: a level has a bracket, or a column of its own."""
 Sizes = dict[int, tuple[int, int]]
 """By the identity of a node of YAML its values and its height; (0, 0) while it is measured."""
 
@@ -144,7 +146,10 @@ def parse_yaml_documents(
         raw = text if isinstance(text, bytes) else text.encode()
         if len(raw) > MAX_YAML:
             raise DocumentError(f"it has {len(raw):,} bytes, and {MAX_YAML:,} are read")
-        loader = _loader_class(without_tags)(raw.decode("utf-8-sig"))
+        kind, text = _loader_class(without_tags), raw.decode("utf-8-sig")
+        if raw.count(b"[") + raw.count(b"{") + max(map(len, raw.splitlines()), default=0) > _SAFE_DEPTH:
+            _check_depth_of_yaml(yaml.parse(text, kind))
+        loader = kind(text)
         try:
             return list(_documents_of(loader, as_text))
         finally:
@@ -160,6 +165,16 @@ def parse_yaml_documents(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # of PyYAML, for values that are not what their tags say, such as the date 2001-99-99 or `!!bool x`
         raise DocumentError(f"it is not valid YAML: {type(error).__name__}: {error}") from None
+
+
+def _check_depth_of_yaml(events: Iterator[Any]) -> None:
+    """Check the depth of YAML before its nodes are made: PyYAML in C ends the process where they are deep."""
+    depth = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if depth > MAX_DEPTH + 2:  # within a stream and a document
+            raise DocumentError(_TOO_DEEP)
 
 
 def _documents_of(loader: Any, as_text: Collection[str]) -> Iterator[Any]:

@@ -28,5 +28,5 @@ def number_in(text: str) -> int | float | None:
 
 
 def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
-    """Whether a value is an int of at least `least`, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+    """Whether a value is an int of at least `least` that a float can be, and not a bool."""
+    return isinstance(value, int) and is_number(value) and (least is None or value >= least)

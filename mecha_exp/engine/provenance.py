@@ -50,7 +50,7 @@ class Origin:
     """
 
     inputs: Sequence[str] = ()
-    engine: Mapping[str, str | None] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
     output: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +94,8 @@ class Origin:
         origin = typed(content, cls)
         if unknown := origin.engine.keys() - set(SETTINGS):
             raise ConfigError(f"engine: {newer(min(unknown))}")
+        with prefixed("engine: "):
+            typed(origin.engine, dict[str, str | None])
         return origin
 
 

@@ -136,7 +136,8 @@ def paths_of(config: Mapping[str, Any]) -> list[str]:
             more = ["parameters"] if holds_parameters and "parameters" not in place else []
             for word in (*place, *more):
                 value = place.get(word, {})
-                inner = dict.fromkeys(names) | value if word == "parameters" else value
+                has_more = word == "parameters" and isinstance(value, Mapping)
+                inner = {**dict.fromkeys(names), **value} if has_more else value
                 yield from below(inner, f"{path}{word}.")
         elif isinstance(place, list) and place and all(isinstance(entry, Mapping) for entry in place):
             for number, entry in enumerate(place):

@@ -4,6 +4,7 @@ python tests/documents/fuzzing.py [SECONDS]      random seeds until Ctrl-C, or f
 python tests/documents/fuzzing.py --seed SEED    one input again, with its traceback
 """
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -111,7 +112,7 @@ def kinds_text(content: object) -> bytes:
 
 def _work(pipe: Connection, folder: str) -> None:
     """Carry out the seeds that come, until None."""
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         kinds = _prepare(folder)
     except BaseException:
@@ -183,7 +184,7 @@ def _at_random(seconds: float, report: Report) -> Iterator[int]:
         for seed in list(report.failures):
             if seed not in _SHOWN:
                 _SHOWN.add(seed)
-                print(f"seed {seed}: {report.failures[seed]}\n", flush=True)
+                sys.stdout.write(f"seed {seed}: {report.failures[seed]}\n\n")
         yield draw.randrange(1 << 48)
 
 
@@ -193,14 +194,12 @@ _SHOWN: set[int] = set()
 def main() -> int:
     if "--seed" in sys.argv:
         with tempfile.TemporaryDirectory() as folder:
-            print(*one(int(sys.argv[-1]), _prepare(folder)))
+            sys.stdout.write("\n".join(one(int(sys.argv[-1]), _prepare(folder))) + "\n")
         return 0
     report = Report()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         fuzz(_at_random(float(sys.argv[1]) if sys.argv[1:] else float("inf"), report), report)
-    except KeyboardInterrupt:
-        pass
-    print(report)
+    sys.stdout.write(f"{report}\n")
     return int(bool(report.failures))
 
 

@@ -1,10 +1,8 @@
 """Every kind of document that mecha_exp reads: a valid one, and how commands read it."""
 
-import argparse
 import contextlib
 import io
 import json
-import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -188,7 +186,6 @@ def _open_model(path: str) -> None:
 
 def _tokenizer() -> None:
     from mecha_exp.errors import CheckpointError
-    from mecha_exp.mergekit.tokenizers import _template_of, _with_tokens
     from mecha_exp.recipe.token_names import TokenNames
     from mecha_exp.sources.tokenizer import Tokenizer, generation_settings, tokenizer_files
 
@@ -351,10 +348,8 @@ def _model_folder() -> None:
     from mecha_exp.evaluators.common.folders import ModelFolder
 
     folder = ModelFolder(Path("a"))
-    folder.config
-    folder.contents
-    folder.has_chat_template
-    folder.size_of_vocabulary
+    assert folder.config is not None and folder.contents is not None
+    assert folder.has_chat_template in (True, False) and folder.size_of_vocabulary >= 0
     quantization_config(Path("a"))
     with _opened("a") as model:
         quantisation_of(model)
@@ -506,7 +501,7 @@ def make_kinds() -> list[Kind]:
         "alpha=0.5", parameters={"recipe": "weighted_sum", "input/base": "base.safetensors", "alpha": 0.5},
         metrics={"accuracy": 0.5, "time/merge_seconds": 1.0}, tags={"git/commit": "0", "version/torch": "2"},
         metric="accuracy", directions={"accuracy": "maximize"}, references={"base": {"accuracy": 0.25}},
-        overrides=["alpha=0.5"], units={"accuracy": "%"}, block_weights={"alpha": {"one": 0.5}}, signature="a1b2c3d4",
+        overrides=["alpha=0.5"], units={"accuracy": "%"}, signature="a1b2c3d4",
         evaluations={"": "e"}, race={"key": "n"}, origin=origin, base="base",
     )  # fmt: skip
     sweep = Sweep("sweep", ["alpha"], ["python", "-m", "mecha_exp"], 2, notes=["n"], input_runs={"base": "1"})
@@ -521,7 +516,8 @@ def make_kinds() -> list[Kind]:
     command(*words, "alpha=0.5", "hydra.run.dir=run", "tracking=none", "evaluator=none", "output.path=null")
     settings = yaml.safe_load(Path("run/recipe.yaml").read_text())
     plain = json.loads(Path("run/run.json").read_text()) | {
-        "references": {"base": {"accuracy": 0.25}}, "units": {"accuracy": "%"}, "block_weights": {"alpha": {"w": 0.5}},
+        "references": {"base": {"accuracy": 0.25}}, "units": {"accuracy": "%"},
+        "block_weights": {"alpha": {"w": 0.5}},
         "metrics": {"accuracy": 0.5, "time/merge_seconds": 1.0}, "metric": "accuracy", "race": {"key": "n"},
     }  # fmt: skip
     for name in ("shards", "pipe/unet", "kept", "conf/recipe", "store/points/a1", "store/sweeps"):

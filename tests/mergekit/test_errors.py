@@ -230,7 +230,7 @@ def test_nothing_is_downloaded_unless_that_is_asked_for(here: Path, monkeypatch:
         ),
         ("", "expected a configuration of mergekit, which is a mapping with 'merge_method', got None."),
         ("a: [", "it is not valid YAML: line 2, column 1: did not find expected node content."),
-        ("models: [{model: a}]\nmodels: []\n", "it is not valid YAML: line 2, column 1: 'models' is there twice."),
+        ("models: [{model: a}]\nmodels: []\n", "YAML: line 2, column 1: 'models' is there twice."),
         ("a: 1\n---\nb: 2", "two documents have no name. Each merge that another one names has a 'name'"),
         (TIES + A + "parameters: {lambda: a}", "parameters.lambda: expected a number, got 'a'."),
     ],

@@ -65,8 +65,8 @@ def restore_plugins(
     with prefixed(f"{kept}: "):
         texts = typed(read_json(kept), dict[str, str])
     for relative, text in texts.items():
-        path = (folder / relative).resolve()
-        if path.is_relative_to(folder.resolve()):
+        path = folder / relative.replace("\0", "")
+        if path.suffix == ".py" and path.resolve().is_relative_to(folder.resolve()):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     sys.path.insert(0, str(folder))
