@@ -38,7 +38,7 @@ class TokenNames:
         self.rows = {t: n for n, t in tokenizer.tokens.items() if count is None or n < count}
         self.numbers = set(self.rows.values())
         self._kinds = dict(_kinds(tokenizer.folder))
-        self._is_byte_level = _BYTE_LEVEL in (tokenizer.folder / TOKENIZER).read_text("utf-8")
+        self._is_byte_level = _BYTE_LEVEL in (tokenizer.folder / TOKENIZER).read_text("utf-8", "replace")
 
     def row_of(self, token: str, names: TokenNames) -> int | None:
         """The row of another tokenizer's token; None where it is not among these."""

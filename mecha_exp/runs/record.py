@@ -21,7 +21,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,11 @@ class Record:
 
 
 @dataclass(frozen=True)
+class _Models:
+    dir: str | None = None
+
+
+@dataclass(frozen=True)
 class _Settings:
     """The sections of a resolved configuration that commands look into."""
 
@@ -191,11 +196,19 @@ class _Settings:
     engine: dict[str, Any] = field(default_factory=dict)
     output: dict[str, Any] = field(default_factory=dict)
     evaluator: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, Any] = field(default_factory=dict)
+    models: _Models = field(default_factory=_Models)
     data: dict[str, Any] = field(default_factory=dict)
     hub: dict[str, Any] = field(default_factory=dict)
     tracking: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] = field(default_factory=dict)
+
+
+def read_recipe(folder: Path) -> str:
+    """The text of the recipe in a run's folder; empty where it has none, as a merge of models in memory."""
+    try:
+        return (folder / RECIPE_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -212,7 +225,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} does not say how it was made: {error}.") from None
     except DocumentError as error:
         raise ConfigError(f"{path} is damaged: {error}.") from None
-    return {**vars(sections), **content}
+    return {**asdict(sections), **content}
 
 
 def load_all(folder: Path) -> dict[Path, Record]:

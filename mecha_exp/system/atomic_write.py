@@ -31,4 +31,4 @@ def atomic_write_text(path: Path, text: str) -> None:
     """Write a text with a newline at its end atomically. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")

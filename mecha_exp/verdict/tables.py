@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mecha_exp.errors import counted
+from mecha_exp.system.texts import markdown_table, markdown_text
 from mecha_exp.verdict.result import Score, Verdict
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -66,15 +67,14 @@ def latex(verdict: Verdict, *, digits: int | None = None) -> str:
 def markdown(verdict: Verdict, *, digits: int | None = None) -> str:
     """The table in Markdown, with the caption below it. Arguments as for `latex`."""
     style = _Style(
-        lambda text: text.replace("|", "\\|").replace("<", "&lt;"),
+        markdown_text,
         lambda text: f"**{text}**",
         lambda text: f"<u>{text}</u>",
         lambda text: f"({text})",
     )
     head, inputs, methods = _rows(verdict, style, digits)
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *inputs, *methods]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\n{style.text(caption(verdict))}\n"
+    rows, marks = [head, *inputs, *methods], ["---", *["---:"] * (len(head) - 1)]
+    return f"{markdown_table(rows, marks)}\n\n{style.text(caption(verdict))}\n"
 
 
 def caption(verdict: Verdict) -> str:

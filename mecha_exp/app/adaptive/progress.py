@@ -15,7 +15,7 @@ from mecha_exp.documents import read_json, typed
 from mecha_exp.errors import ConfigError
 from mecha_exp.report.adaptive_records import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.system.texts import csv_text
+from mecha_exp.system.texts import csv_text, file_name
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Content:
 
 def file_of(folder: Path, name: str) -> Path:
     """The file in a sweep's folder that keeps the progress of a descent of that name."""
-    return folder / f"learning-{name.replace('/', '-')}.json"
+    return folder / f"learning-{file_name(name)}.json"
 
 
 def read_progress(path: Path, key: str, begun: Progress) -> Progress:
