@@ -152,14 +152,14 @@ def prefixed(prefix: str, kind: type[MechaError] = ConfigError) -> Iterator[None
         raise with_prefix from None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """A hint to append to a message: the `known` names nearest to `name`, or else the first of all.
 
     >>> did_you_mean("alhpa", ["alpha", "k"])
     " Did you mean 'alpha'?"
     """
     names = sorted(known)
-    near = nearest(name, names)
+    near = nearest(str(name), names)
     if near:
         return f" Did you mean {' or '.join(repr(n) for n in near)}?"
     if not names:

@@ -1,11 +1,16 @@
 """What counts as a number where a person writes one: `true` does not, though a bool of Python is an int."""
 
+from sys import float_info
 from typing import TypeGuard
+
+_LARGEST = int(float_info.max)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is an int or a float, and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a float, or an int that a float can be, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= _LARGEST
 
 
 def number_in(text: str) -> int | float | None:
@@ -23,5 +28,5 @@ def number_in(text: str) -> int | float | None:
 
 
 def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
-    """Whether a value is an int of at least `least`, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+    """Whether a value is an int of at least `least` that a float can be, and not a bool."""
+    return isinstance(value, int) and is_number(value) and (least is None or value >= least)

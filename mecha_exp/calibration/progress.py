@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mecha_exp.calibration.collectors import Collector
+from mecha_exp.documents import parse_json, typed
 from mecha_exp.sources.statistics import ACTIVATIONS, GRAM
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 
@@ -58,7 +59,7 @@ class Partial:
         if not path.is_file():
             return False
         with safe_open(path, framework="pt") as file:
-            self.rows |= json.loads(file.metadata()["rows"])
+            self.rows |= typed(parse_json(file.metadata()["rows"]), dict[str, int])
             self.places |= {name: (path, tuple(file.get_slice(name).get_shape())) for name in file.keys()}
         return True
 
@@ -92,7 +93,7 @@ class Partial:
             kept: Mapping[str, str] = file.metadata()
             if kept["group"] != str(group):
                 return 0
-            rows = json.loads(kept["rows"])
+            rows = typed(parse_json(kept["rows"]), dict[str, int])
             for collector in collectors:
                 collector.total, collector.rows = file.get_tensor(collector.name), rows[collector.name]
             return int(kept["done"])

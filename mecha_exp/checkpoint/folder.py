@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Collection, Mapping
@@ -15,6 +14,7 @@ import torch
 from mecha_exp.checkpoint.formats import FOLDER_SUFFIXES, open_file
 from mecha_exp.checkpoint.model import JoinedModel, StateDictSource
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES, SUFFIX, cannot_open, open_regular
+from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError, counted, some
 
 log = logging.getLogger(__name__)
@@ -134,6 +134,13 @@ def _open_shards(index: Path) -> StateDictSource:
         return model
 
 
+@dataclass(frozen=True)
+class _Index:
+    """The content of an index, as far as it counts: the file of each key."""
+
+    weight_map: dict[str, str]
+
+
 def read_index(index: Path) -> dict[str, set[str]]:
     """Read the keys of each shard from an index, by the shard's file name."""
     try:
@@ -143,16 +150,15 @@ def read_index(index: Path) -> dict[str, set[str]]:
                 raise CheckpointError(f"{index} has {size:,} bytes: this is not an index of shards.")
             text = bytearray(size)
             file.read_into(0, memoryview(text))
-        content = json.loads(text)
+        content = typed(parse_json(text), _Index, foreign=True)
     except OSError as error:
         raise CheckpointError(f"{index} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not valid JSON: {error}.") from None
-    files = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(files, dict) or not files or not all(isinstance(v, str) for v in files.values()):
-        raise CheckpointError(f"{index} is not an index of shards: it has no 'weight_map' of file names.")
+    except DocumentError as error:
+        raise CheckpointError(f"{index} is not an index of shards: {error}.") from None
+    if not content.weight_map:
+        raise CheckpointError(f"{index} is not an index of shards: its 'weight_map' is empty.")
     shards: dict[str, set[str]] = {}
-    for key, name in files.items():
+    for key, name in content.weight_map.items():
         shards.setdefault(name, set()).add(key)
     _require_present(index, shards)
     return dict(sorted(shards.items()))

@@ -11,7 +11,6 @@ HQQ, EETQ, AQLM, ExLlama and nunchaku.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.safetensors.header import TensorInfo
 from mecha_exp.checkpoint.sidecars import CONFIG_SECTIONS, config_beside
+from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.families import CONFIG
 
@@ -157,6 +157,13 @@ def codes_of(model: StateDictSource) -> list[Codes]:
     return [min(by_key[key])[1] for key in infos if key in by_key]
 
 
+@dataclass(frozen=True)
+class _Layers:
+    """The description of the layers of a file of ComfyUI, by their names."""
+
+    layers: dict[str, Any]
+
+
 def layers_of(model: StateDictSource) -> Mapping[str, Any]:
     """The layers that the metadata of a file of ComfyUI describe; empty where they describe none.
 
@@ -167,12 +174,11 @@ def layers_of(model: StateDictSource) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        layers = json.loads(text)["layers"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        layers = None
-    if not isinstance(layers, dict):
-        raise CheckpointError(f"{model.name}: the field {LAYERS} of its metadata does not describe layers.")
-    return layers
+        return typed(parse_json(text), _Layers, foreign=True).layers
+    except DocumentError as error:
+        raise CheckpointError(
+            f"{model.name}: the field {LAYERS} of its metadata does not describe layers: {error}."
+        ) from None
 
 
 def quantisation_of(model: StateDictSource) -> Quantisation | None:

@@ -13,6 +13,7 @@ from mecha_exp.checkpoint.formats import SUFFIXES
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.shards import Package
+from mecha_exp.documents import DocumentError, parse_json, read_json, typed
 from mecha_exp.errors import CheckpointError
 from mecha_exp.families import CONFIG, embeddings, output_layers, vocabulary_sizes
 
@@ -80,10 +81,9 @@ def config_beside(path: Path | None) -> Mapping[str, Any]:
     if path is None:
         return {}
     try:
-        content = json.loads((folder_of(path) / CONFIG).read_bytes())
-    except (OSError, ValueError):
+        return typed(read_json(folder_of(path) / CONFIG), dict[str, Any])
+    except (OSError, DocumentError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def content_of(
@@ -107,10 +107,8 @@ def content_of(
     if source.name != CONFIG or package is None:
         return raw
     try:
-        config = json.loads(raw)
-    except ValueError:
-        return raw
-    if not isinstance(config, dict):
+        config = typed(parse_json(raw), dict[str, Any])
+    except DocumentError:
         return raw
     tensors = {key: tensor for shard in package.shards for key, tensor in shard.tensors.items()}
     plain = {entry: value for entry, value in config.items() if entry not in CONFIG_SECTIONS}

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "module", "model", "params_ema", "
 _MAGIC = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
 _DAMAGED = (
     *(RuntimeError, EOFError, ValueError, LookupError, OSError, AttributeError, TypeError, OverflowError),
-    *(MemoryError, zipfile.BadZipFile),
+    *(MemoryError, AssertionError, struct.error, zipfile.BadZipFile),
 )
 """What torch and zipfile raise for a file whose bytes are spoilt."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -69,6 +70,7 @@ def main() -> int:
     """Run the command line; returns the exit status."""
     skip_gc_at_exit()
     logging.raiseExceptions = False  # a log that cannot be written is not worth a traceback
+    _write_out_what_has_no_code()
     with _interrupted_imports_end():
         try:
             status = _run()
@@ -80,6 +82,13 @@ def main() -> int:
     if status == INTERRUPTED:
         _leave_workers(status)
     return status
+
+
+def _write_out_what_has_no_code() -> None:
+    r"""Write characters that the encoding of a terminal or a file lacks as `\u2026`, in place of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_plugins
 from mecha_exp.publishing.citations import cited, methods_in
 from mecha_exp.runs.query import find_run, find_sweep
-from mecha_exp.runs.record import RECIPE_FILE
+from mecha_exp.runs.record import read_recipe
 
 EXAMPLE = """\
 examples:
@@ -69,8 +69,7 @@ def _add(word: str | None, folders: list[Path], methods: list[str], modes: list[
         return
     modes.append(sweep.mode)
     for path in sweep.records(folder):
-        recipe = path / RECIPE_FILE
-        methods += methods_in(recipe.read_text(encoding="utf-8")) if recipe.is_file() else []
+        methods += methods_in(read_recipe(path))
 
 
 def _run(word: str, folders: list[Path], unknown: str) -> str:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.declaration import DIRECTIONS
@@ -27,7 +25,7 @@ from mecha_exp.report.sweep_results import results_from, results_of
 from mecha_exp.report.verdict import verdict_data
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep, short_folder
-from mecha_exp.runs.record import CONFIG_FILE, Record
+from mecha_exp.runs.record import CONFIG_FILE, Record, read_settings
 from mecha_exp.runs.sweep import Sweep
 from mecha_exp.terminal.console import print_json, print_line, stdout
 
@@ -132,8 +130,8 @@ def _titles(records: Mapping[Path, Record]) -> dict[str, str]:
         recipe = str(record.parameters.get("recipe", ""))
         if recipe in titles or not (folder / CONFIG_FILE).is_file():
             continue
-        config = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        titles[recipe] = str((config.get("recipe") or {}).get(TITLE) or "")
+        section = read_settings(folder).get("recipe")
+        titles[recipe] = str(section.get(TITLE) or "") if isinstance(section, dict) else ""
     return titles
 
 

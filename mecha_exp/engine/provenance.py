@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ import torch
 
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import open_stored
+from mecha_exp.documents import newer, parse_json, typed
 from mecha_exp.engine.code_hash import code_hashes
 from mecha_exp.engine.options import SETTINGS, EngineOptions
+from mecha_exp.errors import ConfigError, prefixed
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, Node, models_of
 from mecha_exp.recipe.files import METADATA_KEY
@@ -47,11 +49,11 @@ class Origin:
         versions: of the packages that compute.
     """
 
-    inputs: Sequence[str]
-    engine: Mapping[str, Any]
-    output: Mapping[str, Any]
-    methods: Mapping[str, str]
-    versions: Mapping[str, str]
+    inputs: Sequence[str] = ()
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -72,13 +74,29 @@ class Origin:
 
     @classmethod
     def of_file(cls, path: Path) -> Origin | None:
-        """The origin in the header of a model; None where there is none that can be read."""
+        """The origin in the header of a model; None where there is none.
+
+        Raises:
+            ConfigError: it is not what this version writes.
+        """
         with open_stored(path) as model:
             text = model.metadata.get(KEY)
-        try:
-            return cls(**json.loads(text)) if text else None
-        except (ValueError, TypeError):
-            return None
+        with prefixed(f"{path}: {KEY} in its header: "):
+            return cls.read(parse_json(text)) if text else None
+
+    @classmethod
+    def read(cls, content: Any) -> Origin:
+        """The origin that a header or a record says.
+
+        Raises:
+            ConfigError: a part has another type than the class says, or is one of a newer version.
+        """
+        origin = typed(content, cls)
+        if unknown := origin.engine.keys() - set(SETTINGS):
+            raise ConfigError(f"engine: {newer(min(unknown))}")
+        with prefixed("engine: "):
+            typed(origin.engine, dict[str, str | None])
+        return origin
 
 
 def metadata_of(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import EvaluationError
 
 Report = Callable[[str, int, int], None]
@@ -125,9 +126,9 @@ def _read(file: Path | None, work: str) -> dict[str, list[float]]:
     if file is None or not file.is_file():
         return kept
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, TypeError, KeyError, AttributeError):
-            entry = json.loads(line)
-            values = [float(value) for value in entry.pop("values")]
+        with suppress(DocumentError, KeyError):
+            entry = typed(parse_json(line), dict[str, Any])
+            values = typed(entry.pop("values"), list[float])
             if entry.pop("work") == work:
                 kept[_key(entry)] = values
     return kept

@@ -38,6 +38,10 @@ SETTINGS = (
     WEIGHT_STATS,
 )
 """Keys of the configuration's `evaluator` that are not parameters of an evaluator."""
+MERGE_PREFIXES = ("time/", "io/", "memory/", "weights/", "adapter/", "nonfinite")
+"""The beginnings of the names of metrics that come from the merge, and not from an evaluator."""
+RACE_PREFIX = "race/"
+"""The beginning of the names of what a race measured of a point on some of the examples."""
 VALIDATION, TEST = "validation", "test"
 PATHS = list
 """What stands for a list of paths among the types of parameters."""
@@ -187,7 +191,7 @@ class Evaluator:
                     f"{self.name}: fidelities={self.fidelities}: its function has no parameter '{name}'."
                 )
         for split in self.splits:
-            if self.splits.count(split) > 1 or metric_problem(split) or "/" in split:
+            if self.splits.count(split) > 1 or metric_problem(f"{split}/{self.metric}") or "/" in split:
                 raise ConfigError(f"{self.name}: splits={self.splits}: expected different words without '/'.")
 
 
@@ -201,6 +205,8 @@ def metric_problem(name: str) -> str | None:
         return "has a character that cannot be printed"
     if not _METRIC.fullmatch(name):
         return "has an empty part beside a '/'" if name else "is empty"
+    if name.startswith((*MERGE_PREFIXES, RACE_PREFIX)):
+        return "begins as the names of numbers of the merge itself do"
     return "has a part of dots alone" if _DOTS.search(name) else None
 
 

@@ -196,8 +196,8 @@ def _bound(evaluator: Evaluator, request: dict[str, Any], settings: Mapping[str,
 
 def _check_label(label: str, prefix: str, evaluator: Evaluator, others: Sequence[Evaluation]) -> None:
     """Check that the numbers of an evaluator have names of their own."""
-    if metric_problem(label):
-        raise ConfigError(f"evaluator.also: {AS}: {label!r} {metric_problem(label)}.")
+    if problem := metric_problem(f"{label}/{evaluator.metric}"):
+        raise ConfigError(f"evaluator.also: {AS}: {label!r} {problem}.")
     if label in {split for e in (evaluator, *(o.evaluator for o in others)) for split in e.splits}:
         raise ConfigError(f"evaluator.also: '{label}' is the name of a split: give another one with `{AS}`.")
     if prefix in {other.prefix for other in others}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp.errors import RecipeError, brief, did_you_mean
 
 
 class MergeSpace(str):
@@ -58,12 +58,11 @@ def resolve(identifier: str) -> MergeSpace:
     Raises:
         RecipeError: the name is unknown; the message suggests the nearest.
     """
-    try:
-        return _registry[identifier]
-    except KeyError:
+    if not isinstance(identifier, str) or identifier not in _registry:
         raise RecipeError(
-            f"unknown merge space '{identifier}'.{did_you_mean(str(identifier), _registry)}"
-        ) from None
+            f"unknown merge space {brief(identifier)}.{did_you_mean(str(identifier), _registry)}"
+        )
+    return _registry[identifier]
 
 
 def get_all() -> list[MergeSpace]:

@@ -25,13 +25,14 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import StoreError
 from mecha_exp.lab.content_hash import content_is
-from mecha_exp.lab.stored_results import ModelFile, StoredEvaluation, StoredMerge
+from mecha_exp.lab.stored_results import StoredEvaluation, StoredMerge
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 from mecha_exp.system.texts import json_hash
 from mecha_exp.system.write_errors import cause_of, existing_folder
@@ -40,6 +41,35 @@ VERSION = 1
 STORE_FILE = "store.json"
 """The file that marks a folder as a store."""
 _MERGE = "merge.json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The content of `store.json`."""
+
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What is kept of an evaluation in JSON.
+
+    Attributes:
+        metrics, checksum: as of `StoredEvaluation`.
+        outcomes: whether there are any.
+        evaluator: the key.
+        beside: the name of the folder of its files, and of the file of its outcomes without its suffix.
+        files: the SHA-256 of each file by its name.
+    """
+
+    metrics: dict[str, float]
+    outcomes: bool
+    checksum: str
+    evaluator: str = ""
+    beside: str = ""
+    files: dict[str, str] = field(default_factory=dict)
 
 
 class ResultStore:
@@ -52,12 +82,11 @@ class ResultStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.name = str(folder)
-        header = _read(self.folder / STORE_FILE)
-        version = header.get("version", VERSION) if isinstance(header, dict) else VERSION
-        if version != VERSION:
+        header = _read(self.folder / STORE_FILE, _Header)
+        if header is not None and header.version != VERSION:
             raise StoreError(
-                f"the store {self.name} was written by a newer mecha_exp (format {version}; this one reads "
-                f"{VERSION}). Use that version, or another folder with store=..."
+                f"the store {self.name} was written by a newer mecha_exp (format {header.version}; this one "
+                f"reads {VERSION}). Use that version, or another folder with store=..."
             )
 
     @property
@@ -80,12 +109,7 @@ class ResultStore:
 
     def get(self, signature: str) -> StoredMerge | None:
         """The merge with a signature, or None. Does not check the model's file."""
-        fields = _read(self._point(signature) / _MERGE)
-        try:
-            model = fields.pop("model", None)
-            return StoredMerge(**fields, model=ModelFile(**model) if model else None)
-        except (AttributeError, TypeError):  # missing, or not in our format
-            return None
+        return _read(self._point(signature) / _MERGE, StoredMerge)
 
     def put(self, merge: StoredMerge) -> None:
         """Store a merge, and forget that it failed earlier."""
@@ -106,9 +130,9 @@ class ResultStore:
         """The errors of a point: of the merge by the key "", and of these evaluations by theirs."""
         errors: dict[str, str] = {}
         for key in ("", *evaluations):
-            stored = _read(self._failure(signature, key))
-            if isinstance(stored, dict) and isinstance(error := stored.get(key), str):
-                errors[key] = error
+            stored = _read(self._failure(signature, key), dict[str, str])
+            if stored and key in stored:
+                errors[key] = stored[key]
         return errors
 
     def put_failure(self, signature: str, error: str, evaluation: str = "") -> None:
@@ -126,17 +150,17 @@ class ResultStore:
         None if it is not stored, or if a file was damaged since.
         """
         path = self._evaluation(key, signature, content)
-        fields = _read(path)
+        fields = _read(path, _Evaluation)
+        if fields is None:
+            return None
         try:
-            beside = path.with_name(fields.get("beside", path.stem))
-            outcomes = _outcomes_file(beside).read_bytes() if fields["outcomes"] else None
-            metrics = {name: float(value) for name, value in fields["metrics"].items()}
-            hashes = fields.get("files", {})
-            files = {name: beside / name for name in hashes}
-            stored = StoredEvaluation(metrics, outcomes, files)
-            intact = all(content_is(file, hashes[name]) for name, file in files.items())
-            return stored if intact and stored.checksum == fields["checksum"] else None
-        except (TypeError, KeyError, ValueError, AttributeError, OSError):
+            beside = path.with_name(fields.beside or path.stem)
+            outcomes = _outcomes_file(beside).read_bytes() if fields.outcomes else None
+            files = {name: beside / name for name in fields.files}
+            stored = StoredEvaluation(fields.metrics, outcomes, files)
+            intact = all(content_is(file, fields.files[name]) for name, file in files.items())
+            return stored if intact and stored.checksum == fields.checksum else None
+        except (OSError, ValueError):  # the name of a file that is none
             return None
 
     def put_evaluation(
@@ -150,15 +174,10 @@ class ResultStore:
         files = {beside / name: file for name, file in contents.items()}
         if measured.outcomes is not None:
             files[_outcomes_file(beside)] = measured.outcomes
-        fields = {
-            "evaluator": key,
-            "metrics": dict(measured.metrics),
-            "outcomes": measured.outcomes is not None,
-            "checksum": measured.checksum,
-            "beside": beside.name,
-            **({"files": hashes} if hashes else {}),
-        }
-        self._write(path, fields, files)
+        fields = _Evaluation(
+            dict(measured.metrics), measured.outcomes is not None, measured.checksum, key, beside.name, hashes
+        )
+        self._write(path, asdict(fields), files)
         self.forget_parts(key, signature, content=content)
 
     def forget_parts(self, key: str, signature: str = "", *, content: str = "") -> None:
@@ -175,8 +194,8 @@ class ResultStore:
 
     def sweep_folder(self, key: str) -> Path | None:
         """The folder of the sweep with a command, if it was started before and still exists."""
-        sweep = _read(self._sweeps / f"{key}.json")
-        folder = Path(sweep["folder"]) if isinstance(sweep, dict) and "folder" in sweep else None
+        sweep = _read(self._sweeps / f"{key}.json", dict[str, str])
+        folder = Path(sweep["folder"]) if sweep and "folder" in sweep else None
         if folder is None or not folder.is_dir():
             return None
         return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
@@ -243,9 +262,9 @@ def _short_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> Any:
-    """The JSON in a file; None if the file is missing or damaged."""
+def _read(path: Path, kind: type[T]) -> T | None:
+    """What a file says; None if it is missing or damaged, or a newer version wrote it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return typed(read_json(path), kind)
+    except (OSError, DocumentError):
         return None

@@ -9,8 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mecha_exp.documents import MAX_YAML, DocumentError, parse_yaml_documents, read_bytes
 from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
 from mecha_exp.mergekit.methods import IGNORED, METHODS, NO_EFFECT, OTHER
 from mecha_exp.mergekit.reader import Configuration
@@ -20,7 +19,6 @@ _FREE = ("merge_method", "base_model", "dtype", "out_dtype", "chat_template")
 _FIXED = ("name", "tokenizer")
 _SHARED_PLACE = re.compile(r"(slices\.(?P<slice>\d+)\.)?parameters\.(?P<name>\w+)(\.|$)")
 """The path of a parameter of the whole configuration, or of one of its slices."""
-_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
@@ -30,11 +28,11 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
         ConfigError: the file cannot be read, is not YAML, has a word twice, or a document is not a mapping.
     """
     try:
-        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))
+        documents = parse_yaml_documents(read_bytes(path, MAX_YAML), MODEL_WORDS)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    except DocumentError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     documents = [document for document in documents if document is not None]
     for document in documents or [None]:
         if not isinstance(document, dict):
@@ -43,26 +41,6 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
                 f"{brief(document)}."
             )
     return documents
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads plain values, names of models as they are written, and no word twice in one mapping.
-
-    PyYAML takes a model `100` for a number, and the last of two words without a message.
-    """
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        words: set[str] = set()
-        for key, value in ((k, v) for k, v in node.value if isinstance(k, yaml.ScalarNode)):
-            if key.value in MODEL_WORDS and isinstance(value, yaml.ScalarNode) and value.tag != _NULL:
-                value.tag = _TEXT
-            if key.value in words and key.value != "<<":
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
-                )
-            words.add(key.value)
-        return node
 
 
 def by_name(documents: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -158,7 +136,8 @@ def paths_of(config: Mapping[str, Any]) -> list[str]:
             more = ["parameters"] if holds_parameters and "parameters" not in place else []
             for word in (*place, *more):
                 value = place.get(word, {})
-                inner = dict.fromkeys(names) | value if word == "parameters" else value
+                has_more = word == "parameters" and isinstance(value, Mapping)
+                inner = {**dict.fromkeys(names), **value} if has_more else value
                 yield from below(inner, f"{path}{word}.")
         elif isinstance(place, list) and place and all(isinstance(entry, Mapping) for entry in place):
             for number, entry in enumerate(place):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.sidecars import SmallFiles, folder_of
-from mecha_exp.errors import ConfigError
+from mecha_exp.documents import parse_json, read_json, typed
+from mecha_exp.errors import ConfigError, prefixed
 from mecha_exp.families import CHAT_TEMPLATE, OLDER_TOKENIZERS, TOKENIZER, TOKENIZER_CONFIG
 from mecha_exp.mergekit.reader import Configuration
 from mecha_exp.mergekit.references import Reference, StoredModel
@@ -43,6 +45,21 @@ def tokenizer_files_of(
     return files if template is None else _with_template(files, folder, template)
 
 
+@dataclass(frozen=True)
+class _Template:
+    """A chat template with a name of its own."""
+
+    name: str
+    template: str
+
+
+@dataclass(frozen=True)
+class _Config:
+    """A `tokenizer_config.json`, as far as it counts here."""
+
+    chat_template: str | list[_Template] | None = None
+
+
 def _most_common_template(models: Sequence[StoredModel]) -> str | None:
     """The chat template that most models have, the first of equally many; None where none has one."""
     templates = [template for model in models if (template := _template_of(model))]
@@ -61,18 +78,24 @@ def _template_of(model: StoredModel) -> str | None:
         return source or b""
 
     if text := content(CHAT_TEMPLATE):
-        return text.decode().strip()
-    template = json.loads(content(TOKENIZER_CONFIG) or b"{}").get("chat_template")
+        return text.decode("utf-8", "replace").strip()
+    with prefixed(f"{model.source}: {TOKENIZER_CONFIG}: "):
+        template = typed(parse_json(content(TOKENIZER_CONFIG) or b"{}"), _Config, foreign=True).chat_template
     if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    return template.strip() if isinstance(template, str) else None
+        template = next((each.template for each in template if each.name == "default"), None)
+    return template.strip() if template else None
 
 
 def _with_tokens(donor: Path, added: tuple[Mapping[str, Any], ...]) -> bytes:
     """The `tokenizer.json` of a model with more tokens."""
-    content = json.loads((folder_of(donor) / TOKENIZER).read_bytes())
+    content = _content(folder_of(donor) / TOKENIZER)
     content["added_tokens"] = [*(content.get("added_tokens") or ()), *added]
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _content(path: Path) -> dict[str, Any]:
+    with prefixed(f"{path}: "):
+        return typed(read_json(path), dict[str, Any])
 
 
 def _with_template(files: SmallFiles, path: Path, template: str) -> dict[str, Path | bytes | None]:
@@ -83,7 +106,8 @@ def _with_template(files: SmallFiles, path: Path, template: str) -> dict[str, Pa
     content = settings.read_bytes() if isinstance(settings, Path) and settings.is_file() else settings
     if not isinstance(content, bytes):
         raise ConfigError(f"chat_template: there is no {TOKENIZER_CONFIG} beside the model in {folder}.")
-    config = json.loads(content)
+    with prefixed(f"{folder / TOKENIZER_CONFIG}: "):
+        config = typed(parse_json(content), dict[str, Any])
     config.pop("chat_template", None)
     return {
         **files,

@@ -231,8 +231,8 @@ class ParameterSpec:
         if self.interface in (str, Path):
             return isinstance(value, str)
         if self.interface is int:
-            return isinstance(value, int)
-        return isinstance(value, int | float) and not math.isnan(value)
+            return isinstance(value, int) and is_number(value)
+        return is_number(value) and not math.isnan(value)
 
     @property
     def expected(self) -> str:

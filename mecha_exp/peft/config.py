@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,14 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
+from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import CheckpointError, Problems, brief
 from mecha_exp.numbers import is_number, is_whole
 from mecha_exp.sources.source import Source
 
 Number = TypeVar("Number", int, float)
-
-MAX_BYTES = 10_000_000
-"""Larger files are not read."""
 
 LORA, LOHA, LOKR = "LORA", "LOHA", "LOKR"
 KINDS = (LORA, LOHA, LOKR)
@@ -128,13 +125,9 @@ def read_config(folder: Path) -> PeftConfig:
     """Read `adapter_config.json`; errors as of `config_of`."""
     path = folder / ADAPTER_CONFIG
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise CheckpointError(f"{path} is too large for the configuration of an adapter.")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = typed(read_json(path), dict[str, Any])
+    except (OSError, DocumentError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not the configuration of an adapter: it is {brief(content)}.")
     return parse_config(content, path)
 
 

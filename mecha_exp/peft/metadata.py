@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mecha_exp.architectures.lora import ALPHA
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
-from mecha_exp.errors import CheckpointError, brief
+from mecha_exp.documents import DocumentError, parse_json, typed
+from mecha_exp.errors import CheckpointError
 from mecha_exp.peft.config import PeftConfig, parse_config
 from mecha_exp.peft.modules import A
 from mecha_exp.sources.source import Source, SourceView, infos_of
@@ -73,11 +74,9 @@ def _configs_in(source: Source) -> dict[str, PeftConfig]:
     """The configuration of the adapter of each part of a pipeline."""
     text = source.metadata[ENTRY]
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{source.name}: its {ENTRY} is not a mapping in JSON: {brief(text)}.")
+        content = typed(parse_json(text), dict[str, Any])
+    except DocumentError as error:
+        raise CheckpointError(f"{source.name}: its {ENTRY} cannot be read: {error}.") from None
     parts: dict[str, dict[str, object]] = {}
     for name, value in content.items():
         part, _, entry = name.partition(".")

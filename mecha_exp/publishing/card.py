@@ -24,6 +24,7 @@ from mecha_exp.mergekit.writer import to_mergekit
 from mecha_exp.publishing.inputs import Input, inputs_of
 from mecha_exp.publishing.licences import Licence
 from mecha_exp.recipe.text import serialize
+from mecha_exp.system.texts import markdown_block, markdown_code, markdown_table, markdown_text
 
 SHOWN_CALLS = 12
 """The calls of a recipe that are listed; its text has all."""
@@ -72,13 +73,13 @@ def model_card(
     front_matter = yaml.safe_dump(_front_matter(inputs), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front_matter}---\n",
-        f"# Merge of {_names([each.name for each in inputs])}\n",
+        f"# Merge of {_names([markdown_text(each.name) for each in inputs])}\n",
         "\n".join(_method_lines(recipe)),
         "\n".join(_input_lines(inputs)),
         "\n".join(_recipe_lines(recipe, settings)),
         "\n".join(_setting_lines(settings)),
     ]
-    return "\n".join(sections).encode()
+    return "\n".join(sections).encode(errors="backslashreplace")
 
 
 def with_results(card: str, lines: Sequence[str]) -> str:
@@ -116,13 +117,11 @@ def _method_lines(recipe: Node) -> Iterator[str]:
         yield "One model, unchanged.\n"
         return
     about = (calls[0].method.__doc__ or "").strip().partition("\n")[0]
-    yield f"`{calls[0].method.identifier}`: {about}\n"
-    yield "| call | hyperparameters |\n| --- | --- |"
-    for call in calls[:SHOWN_CALLS]:
-        yield f"| `{call.method.identifier}` | {_cell(_hyperparameters(call))} |"
-    if len(calls) > SHOWN_CALLS:
-        yield f"| ... | {len(calls) - SHOWN_CALLS} more in the recipe |"
-    yield ""
+    yield f"{markdown_code(calls[0].method.identifier)}: {markdown_text(about)}\n"
+    shown = calls[:SHOWN_CALLS]
+    rows = [[markdown_code(c.method.identifier), markdown_text(_hyperparameters(c))] for c in shown]
+    more = [["...", f"{len(calls) - SHOWN_CALLS} more in the recipe"]] if len(calls) > SHOWN_CALLS else []
+    yield markdown_table([["call", "hyperparameters"], *rows, *more]) + "\n"
 
 
 def _hyperparameters(call: MergeNode) -> str:
@@ -141,13 +140,14 @@ def _hyperparameters(call: MergeNode) -> str:
 
 def _input_lines(inputs: Sequence[Input]) -> Iterator[str]:
     yield "## Inputs\n"
-    yield "| model | licence | SHA-256 of its content |\n| --- | --- | --- |"
+    rows = [["model", "licence", "SHA-256 of its content"]]
     for each in inputs:
-        name = f"{each.name} at `{each.commit}`" if each.commit else each.name
-        yield f"| {_cell(name)} | {_cell(str(each.licence or 'unknown'))} | `{each.sha256 or 'not known'}` |"
-    yield ""
-    unknown = [each.name for each in inputs if each.licence is None or not each.licence.word]
-    licences = {str(each.licence) for each in inputs if each.licence}
+        name = markdown_text(each.name) + (f" at {markdown_code(each.commit)}" if each.commit else "")
+        licence = markdown_text(each.licence or "unknown")
+        rows.append([name, licence, markdown_code(each.sha256 or "not known")])
+    yield markdown_table(rows) + "\n"
+    unknown = [markdown_text(each.name) for each in inputs if each.licence is None or not each.licence.word]
+    licences = {markdown_text(each.licence) for each in inputs if each.licence}
     if unknown:
         yield f"The licence of {_names(unknown)} is not known from a card beside the weights.\n"
     if len(licences) > 1:
@@ -162,12 +162,12 @@ def _recipe_lines(recipe: Node, settings: Settings) -> Iterator[str]:
     config = settings.config or to_mergekit(recipe, settings.dtype, settings.options.model_dirs)
     if config is not None:
         yield "As a configuration of mergekit, for `python -m mecha_exp merge CONFIG.yml OUTPUT` too:\n"
-        yield f"```yaml\n{yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)}```\n"
+        yield markdown_block(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), "yaml")
     elif any(isinstance(model.source, InMemory) for model in models_of(recipe)):
         yield "It reads models in memory, which have no path that a text could name.\n"
     else:
         yield "For `python -m mecha_exp merge RECIPE.mecha -o OUTPUT`:\n"
-        yield f"```text\n{serialize(recipe)}\n```\n"
+        yield markdown_block(serialize(recipe), "text")
 
 
 def _setting_lines(settings: Settings) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _setting_lines(settings: Settings) -> Iterator[str]:
     if settings.dtype is not None:
         changed["output.dtype"] = str(output_dtype_words(settings.dtype))
     yield "## Settings\n"
-    words = [f"`{name}={value}`" for name, value in changed.items()]
+    words = [markdown_code(f"{name}={value}") for name, value in changed.items()]
     yield f"{', '.join(words) if words else 'The defaults'}.\n"
     made_with = ", ".join(f"{package} {version}" for package, version in versions().items())
     yield f"Made with {made_with}.\n"
@@ -188,8 +188,3 @@ def _names(names: Sequence[str]) -> str:
     if len(listed) > SHOWN_NAMES:
         return f"{', '.join(listed[:SHOWN_NAMES])} and {len(listed) - SHOWN_NAMES} more"
     return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
-
-
-def _cell(text: str) -> str:
-    """A text as a cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mecha_exp.checkpoint.sidecars import CARD, MAX_FRONT_MATTER, is_own_card
+from mecha_exp.documents import DocumentError, parse_yaml
 
 OTHER = "other"
 """The word of the hub for a licence that is not in its list; its name stands beside it."""
@@ -74,8 +73,8 @@ def front_matter_of(card: Path) -> Mapping[str, Any]:
         with card.open(encoding="utf-8", errors="replace") as file:
             opening = file.read(MAX_FRONT_MATTER)
         start, _, rest = opening.partition("\n")
-        content = yaml.safe_load(rest.partition("\n---")[0]) if start.rstrip() == "---" else None
-    except (OSError, yaml.YAMLError, RecursionError):
+        content = parse_yaml(rest.partition("\n---")[0]) if start.rstrip() == "---" else None
+    except (OSError, DocumentError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any
 
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError
 from mecha_exp.families import TOKENIZER
-from mecha_exp.sources.tokenizer import SPECIAL_KINDS, Tokenizer
+from mecha_exp.sources.tokenizer import SPECIAL_KINDS, Tokenizer, special_tokens
 
 _WORD_START = "▁"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -39,7 +38,7 @@ class TokenNames:
         self.rows = {t: n for n, t in tokenizer.tokens.items() if count is None or n < count}
         self.numbers = set(self.rows.values())
         self._kinds = dict(_kinds(tokenizer.folder))
-        self._is_byte_level = _BYTE_LEVEL in (tokenizer.folder / TOKENIZER).read_text("utf-8")
+        self._is_byte_level = _BYTE_LEVEL in (tokenizer.folder / TOKENIZER).read_text("utf-8", "replace")
 
     def row_of(self, token: str, names: TokenNames) -> int | None:
         """The row of another tokenizer's token; None where it is not among these."""
@@ -133,15 +132,9 @@ class TokenNames:
 def _kinds(folder: Path) -> Iterator[tuple[str, str]]:
     """The kind of each special token, as `tokenizer_config.json` or `special_tokens_map.json` names it."""
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            content = json.loads((folder / name).read_bytes())
-        except (OSError, ValueError):
-            continue
-        for kind in reversed(SPECIAL_KINDS):  # a token of several kinds has the first
-            entry = content.get(kind) if isinstance(content, dict) else None
-            token = entry.get("content") if isinstance(entry, dict) else entry
-            if isinstance(token, str):
-                yield token, kind
+        named = special_tokens(folder / name)
+        yield from ((named[kind], kind) for kind in reversed(SPECIAL_KINDS) if kind in named)
+        # a token of several kinds has the first
 
 
 def _byte_letters() -> Mapping[str, int]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mecha_exp.errors import ConfigError
+from mecha_exp.evaluation.declaration import MERGE_PREFIXES
 from mecha_exp.runs.record import FAILED, FINISHED, Record
 
-MERGE_PREFIXES = ("time/", "io/", "memory/", "weights/", "adapter/", "nonfinite")
-"""The beginnings of the names of metrics that come from the merge, and not from an evaluator."""
 _STALE = (
     "it was measured by an evaluator with other code, data or parameters than a later point: the same "
     "command measures it again"

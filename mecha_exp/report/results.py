@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from mecha_exp.errors import counted
+from mecha_exp.evaluation.declaration import MERGE_PREFIXES
 from mecha_exp.lab.points import LEARNED_KEY, SEED_PATH, SET_KEY, SOUP_KEY
 from mecha_exp.report.adaptive_records import NOTHING
-from mecha_exp.report.protocol import MERGE_PREFIXES, check_measured_alike, protocol_of
+from mecha_exp.report.protocol import check_measured_alike, protocol_of
 from mecha_exp.report.settings import Setting
 from mecha_exp.runs.record import FAILED, RACE, RACE_EXAMPLES, RACE_FIDELITY, Record
 from mecha_exp.runs.values import ALL_DIGITS, Value, as_text, parse_value

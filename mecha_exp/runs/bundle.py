@@ -23,9 +23,10 @@ from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, counted
 from mecha_exp.publishing.citations import cited, methods_in
-from mecha_exp.runs.record import RECIPE_FILE, Record, json_ready
+from mecha_exp.runs.record import Record, json_ready, read_recipe
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.system.atomic_write import atomic_write
+from mecha_exp.system.texts import markdown_block, markdown_code, markdown_table, markdown_text
 
 SWEEP, SUMS, ABOUT, README, REFERENCES = (
     "sweep",
@@ -87,8 +88,7 @@ def _kept(folder: Path) -> Iterator[Path]:
 
 def _texts(sweep: Sweep, records: Mapping[Path, Record]) -> dict[str, str]:
     """The files of a bundle beside those of the sweep."""
-    recipes = [path / RECIPE_FILE for path in records if (path / RECIPE_FILE).is_file()]
-    methods = [name for path in recipes for name in methods_in(path.read_text(encoding="utf-8"))]
+    methods = [name for path in records for name in methods_in(read_recipe(path))]
     entries, _ = cited(dict.fromkeys(methods), [sweep.mode])
     about = {
         "title": sweep.title,
@@ -114,14 +114,17 @@ def _inputs(records: Any) -> dict[str, dict[str, str]]:
 def _readme(about: Mapping[str, Any]) -> str:
     versions = about["versions"]
     named = [f"{name} {versions[f'version/{name}']}" for name in ("mecha_exp", "torch", "numpy")]
-    inputs = [f"| {name} | `{of['file']}` | `{of['sha256']}` |" for name, of in about["inputs"].items()]
+    inputs = [
+        [markdown_text(name), markdown_code(of["file"]), markdown_code(of["sha256"])]
+        for name, of in about["inputs"].items()
+    ]
     return "\n".join(
         [
-            f"# {about['title']}",
+            f"# {markdown_text(about['title'])}",
             "",
             f"A sweep of {counted(len(about['points']), 'point')}, made with {', '.join(named)}:",
             "",
-            f"```sh\n{shlex.join(about['command'])}\n```",
+            markdown_block(shlex.join(about["command"]), "sh").rstrip(),
             "",
             "`sweep/report.html` shows the results, `sweep/verdict.json` has them for programs, and",
             "`references.bib` names the papers of the methods. `sha256sum --check SHA256SUMS` checks all.",
@@ -137,9 +140,7 @@ def _readme(about: Mapping[str, Any]) -> str:
             "",
             "It merges every point, or one, again, and says which bytes, or which numbers, are equal.",
             "",
-            "| input | file | SHA-256 |",
-            "| --- | --- | --- |",
-            *inputs,
+            markdown_table([["input", "file", "SHA-256"], *inputs]),
             "",
         ]
     )

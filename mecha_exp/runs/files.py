@@ -7,7 +7,6 @@ SWEEP/files/inputs/INPUT/NAME      of an input; in the run's folder where there 
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from mecha_exp.system.atomic_write import atomic_write
 from mecha_exp.system.folders import files_below
+from mecha_exp.system.texts import file_name
 
 FILES = "files"
 INPUTS = "inputs"
@@ -48,7 +48,7 @@ def add_files(contents: Mapping[str, bytes | Path], folder: Path) -> None:
 
 def add_files_of_input(contents: Mapping[str, bytes | Path], name: str, folder: Path) -> None:
     """Write the files of an input into the folder of its run or sweep."""
-    add_files(contents, folder / FILES / INPUTS / re.sub(r"[^\w.=+@-]", "_", name))
+    add_files(contents, folder / FILES / INPUTS / file_name(name))
 
 
 def files_of_run(folder: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.numbers import is_number
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.runs.environment import differs_from_here
-from mecha_exp.runs.record import RECIPE_FILE, RUN_FILE, Record
+from mecha_exp.runs.record import RUN_FILE, Record, read_recipe
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.runs.values import as_text, parse_value
 
@@ -54,11 +54,8 @@ class Run:
 
     @property
     def recipe(self) -> str:
-        """The text of its recipe; empty where it has none, as a merge of models in memory."""
-        try:
-            return (self.folder / RECIPE_FILE).read_text(encoding="utf-8")
-        except OSError:
-            return ""
+        """The text of its recipe; see `read_recipe`."""
+        return read_recipe(self.folder)
 
     def value(self, name: str) -> Any:
         """The value of `status`, `name`, a parameter, a metric, a tag or an override; otherwise None."""

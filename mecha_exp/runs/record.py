@@ -17,17 +17,15 @@ mecha_exp.log, .hydra/
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from sys import intern  # thousands of records have the same texts
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
+from mecha_exp.documents import DocumentError, read_json, read_yaml, typed
 from mecha_exp.errors import ConfigError, counted
 from mecha_exp.system.atomic_write import atomic_write_text
 
@@ -170,10 +168,10 @@ class Record:
             ConfigError: the file does not exist or is damaged.
         """
         try:
-            return cls(**read_object(folder / RUN_FILE, cls))
+            return typed(read_json(folder / RUN_FILE), cls)
         except FileNotFoundError:
             raise ConfigError(f"{folder} holds no finished run: there is no {RUN_FILE} in it.") from None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, DocumentError) as error:
             raise ConfigError(f"{folder / RUN_FILE} is damaged: {error}.") from None
 
     @classmethod
@@ -185,67 +183,49 @@ class Record:
             return None
 
 
-def read_object(path: Path, record: type) -> dict[str, Any]:
-    """The fields of a dataclass in a JSON file that `write_json` wrote, with numbers where these were.
+@dataclass(frozen=True)
+class _Models:
+    dir: str | None = None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The sections of a resolved configuration that commands look into."""
+
+    plugins: list[str] = field(default_factory=list)
+    engine: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+    evaluator: dict[str, Any] = field(default_factory=dict)
+    models: _Models = field(default_factory=_Models)
+    data: dict[str, Any] = field(default_factory=dict)
+    hub: dict[str, Any] = field(default_factory=dict)
+    tracking: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = field(default_factory=dict)
+
+
+def read_recipe(folder: Path) -> str:
+    """The text of the recipe in a run's folder; empty where it has none, as a merge of models in memory."""
+    try:
+        return (folder / RECIPE_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The resolved configuration in a run's folder, `recipe.yaml`.
 
     Raises:
-        OSError, RecursionError: the file cannot be read.
-        ValueError: it is not JSON, not an object, or a field has another type than the dataclass says.
+        ConfigError: it is not there, or is damaged.
     """
-    fields_read = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(fields_read, dict):
-        raise ValueError(f"it is {type(fields_read).__name__} and not an object")
-    for name, read in _readers_of(record).items():
-        if name in fields_read:
-            try:
-                fields_read[name] = read(fields_read[name])
-            except TypeError:
-                raise ValueError(f"{name} is {json.dumps(fields_read[name])[:60]}") from None
-    return fields_read
-
-
-@functools.cache
-def _readers_of(record: type) -> dict[str, Callable[[Any], Any]]:
-    """For each field of a dataclass what turns a JSON value into one of its type."""
-    return {name: _reader_of(hint) for name, hint in get_type_hints(record).items()}
-
-
-@functools.cache
-def _reader_of(hint: Any) -> Callable[[Any], Any]:
-    """What turns a JSON value into one of a type such as `float`, `str | None` or `dict[str, list[str]]`.
-
-    It raises a TypeError for a value of another type.
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: value
-    if origin in (dict, list):
-        item = _reader_of(arguments[-1])
-        return _reader_of_dict(item) if origin is dict else lambda value: [*map(item, _typed(list, value))]
-    if arguments:  # an optional one
-        kind = _reader_of(next(argument for argument in arguments if argument is not NoneType))
-        return lambda value: None if value is None else kind(value)
-    if hint is float:
-        return _float
-    return (lambda value: intern(_typed(str, value))) if hint is str else functools.partial(_typed, hint)
-
-
-def _reader_of_dict(item: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    return lambda value: {intern(name): item(each) for name, each in _typed(dict, value).items()}
-
-
-def _typed(kind: type, value: Any) -> Any:
-    """A value as it is; TypeError for one of another type."""
-    if type(value) is not kind:
-        raise TypeError
-    return value
-
-
-def _float(value: Any) -> float:
-    """A number of JSON, or one of those that JSON lacks: they are texts, in each field of each file."""
-    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
-        raise TypeError
-    return float(value)
+    path = folder / CONFIG_FILE
+    try:
+        content = read_yaml(path)
+        sections = typed(content, _Settings, foreign=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} does not say how it was made: {error}.") from None
+    except DocumentError as error:
+        raise ConfigError(f"{path} is damaged: {error}.") from None
+    return {**asdict(sections), **content}
 
 
 def load_all(folder: Path) -> dict[Path, Record]:

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import ConfigError
 from mecha_exp.paths import tracking_experiment, tracking_uri
-from mecha_exp.runs.record import FAILED, Record, load_all, read_object, write_json
+from mecha_exp.runs.record import FAILED, Record, load_all, write_json
 from mecha_exp.tracking.database import SQLITE
 
 SWEEP_FILE = "sweep.json"
@@ -98,8 +99,8 @@ class Sweep:
             ConfigError: the folder holds no sweep.
         """
         try:
-            return cls(**read_object(folder / SWEEP_FILE, cls))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return typed(read_json(folder / SWEEP_FILE), cls)
+        except (OSError, DocumentError) as error:
             raise ConfigError(f"{folder} holds no sweep: {error}.") from None
 
     @classmethod

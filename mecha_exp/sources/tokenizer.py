@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, parse_header
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import open_regular
 from mecha_exp.checkpoint.sidecars import folder_of
+from mecha_exp.documents import DocumentError, read_bytes, read_json, typed
 from mecha_exp.errors import CheckpointError
 from mecha_exp.families import (
     CONFIG,
@@ -23,8 +26,9 @@ from mecha_exp.families import (
     TOKENIZER_FILES,
 )
 
-MAX_BYTES = 200_000_000
-"""Larger files are not read."""
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SPECIAL_KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """The names of tokens with a meaning of their own in `tokenizer_config.json`."""
@@ -125,7 +129,8 @@ def special_numbers(folder: Path, other: Path, file: str = CONFIG) -> dict[str, 
     """
     for each in (folder, other):
         fetch_small_files(each)
-    before, config, same = (_json(path) or {} for path in (folder / file, other / CONFIG, other / file))
+    paths = (folder / file, other / CONFIG, other / file)
+    before, config, same = (_read_as(dict[str, Any], path) or {} for path in paths)
     settings = {**config, **same}
     names = [f"{kind}_id" for kind in SPECIAL_KINDS]
     return {name: settings.get(name) for name in names if config and (name in before or name in settings)}
@@ -133,8 +138,8 @@ def special_numbers(folder: Path, other: Path, file: str = CONFIG) -> dict[str, 
 
 def generation_settings(folder: Path, other: Path) -> dict[str, bytes]:
     """The `generation_config.json` of a folder with the special tokens of another; none if it has none."""
-    before = _json(folder / GENERATION)
-    if not isinstance(before, dict):
+    before = _read_as(dict[str, Any], folder / GENERATION)
+    if before is None:
         return {}
     content = {**before, **special_numbers(folder, other, GENERATION)}
     return {GENERATION: (json.dumps(content, indent=2) + "\n").encode()}
@@ -147,89 +152,133 @@ def _of_gguf(path: Path) -> Tokenizer | None:
     return Tokenizer(path.parent, dict(enumerate(tokens)), tuple(merges)) if tokens else None
 
 
+@dataclass(frozen=True)
+class _Added:
+    """What counts of a token in `added_tokens`."""
+
+    id: int
+    content: str
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The section `model` of a `tokenizer.json`; a unigram model lists its tokens with their scores."""
+
+    vocab: dict[str, int] | list[list[Any]] = field(default_factory=dict)
+    merges: list[str | list[str]] | None = None
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A `tokenizer.json`, as far as it counts here."""
+
+    model: _Vocabulary = field(default_factory=_Vocabulary)
+    added_tokens: list[Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        for added in self.added_tokens or ():
+            typed(added, _Added, foreign=True)
+
+
+Named = str | dict[str, Any] | None
+"""A token in a configuration: itself, or a mapping with its `content`."""
+
+
+@dataclass(frozen=True)
+class _Config:
+    """A `tokenizer_config.json`, as far as it counts here."""
+
+    additional_special_tokens: list[Named] | dict[str, Named] | None = None
+    added_tokens_decoder: dict[str, Named] | None = None
+
+
+def special_tokens(path: Path) -> dict[str, str]:
+    """The tokens of `SPECIAL_KINDS` in a file such as `tokenizer_config.json`, by their kinds."""
+    content = _read_as(dict[str, Any], path) or {}
+    named = {kind: _name_of(content.get(kind)) for kind in SPECIAL_KINDS}
+    return {kind: token for kind, token in named.items() if token is not None}
+
+
+def _name_of(token: Any) -> str | None:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
 def _read(folder: Path) -> Tokenizer | None:
     fetch_small_files(folder)
-    whole = _json(folder / TOKENIZER)
-    tokens, merges = _of_whole(whole) if isinstance(whole, dict) else ({}, ())
+    whole = _read_as(_Whole, folder / TOKENIZER)
+    tokens, merges = _of_whole(whole) if whole else ({}, ())
     if not tokens:
         tokens, merges = _of_parts(folder)
-    added = _json(folder / "added_tokens.json")
-    if isinstance(added, dict):
-        tokens = {**_by_number(added), **tokens}
+    tokens = {**_by_number(_read_as(dict[str, int], folder / "added_tokens.json") or {}), **tokens}
     model = next((_hash(folder / name) for name in SENTENCEPIECE_MODELS if (folder / name).is_file()), "")
     if not tokens and not model:
         return None
-    special = tuple(_special(_json(folder / TOKENIZER_CONFIG)))
-    entries = whole.get("added_tokens") if isinstance(whole, dict) else None
-    known = {e["content"]: e for e in entries or () if isinstance(e, dict) and "content" in e}
-    return Tokenizer(folder, tokens, merges, model, special, known)
+    known = {added["content"]: added for added in (whole.added_tokens if whole else None) or ()}
+    return Tokenizer(folder, tokens, merges, model, tuple(_special(folder / TOKENIZER_CONFIG)), known)
 
 
-def _special(config: Any) -> Iterator[str]:
+def _special(path: Path) -> Iterator[str]:
     """The tokens that a `tokenizer_config.json` names."""
-    config = config if isinstance(config, dict) else {}
-    more = config.get("additional_special_tokens")
-    entries = [config.get(name) for name in SPECIAL_KINDS] + (more if isinstance(more, list) else [])
-    entries += (config.get("added_tokens_decoder") or {}).values()
-    for entry in entries:
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(content, str):
-            yield content
+    yield from special_tokens(path).values()
+    config = _read_as(_Config, path) or _Config()
+    more = config.additional_special_tokens or ()
+    listed = more.values() if isinstance(more, dict) else more
+    for entry in (*listed, *(config.added_tokens_decoder or {}).values()):
+        if (token := _name_of(entry)) is not None:
+            yield token
 
 
-def _of_whole(content: Mapping[str, Any]) -> tuple[dict[int, str], tuple[str, ...]]:
+def _of_whole(whole: _Whole) -> tuple[dict[int, str], tuple[str, ...]]:
     """The tokens and merges of a `tokenizer.json`."""
-    model = content.get("model")
-    model = model if isinstance(model, dict) else {}
-    vocabulary = model.get("vocab")
+    vocabulary, merges = whole.model.vocab, whole.model.merges or ()
     if isinstance(vocabulary, dict):
         tokens = _by_number(vocabulary)
-    else:  # unigram: a list of tokens with their scores
-        entries = vocabulary if isinstance(vocabulary, list) else []
-        tokens = {number: str(entry[0]) for number, entry in enumerate(entries) if entry}
-    for added in content.get("added_tokens") or ():
-        if isinstance(added, dict) and isinstance(added.get("id"), int):
-            tokens[added["id"]] = str(added.get("content"))
-    merges = model.get("merges") or ()
-    return tokens, tuple(pair if isinstance(pair, str) else " ".join(map(str, pair)) for pair in merges)
+    else:
+        tokens = {number: str(entry[0]) for number, entry in enumerate(vocabulary) if entry}
+    tokens |= {added["id"]: added["content"] for added in whole.added_tokens or ()}
+    return tokens, tuple(pair if isinstance(pair, str) else " ".join(pair) for pair in merges)
 
 
 def _of_parts(folder: Path) -> tuple[dict[int, str], tuple[str, ...]]:
     """The tokens and merges of `vocab.json` or `vocab.txt`, and `merges.txt`."""
-    vocabulary = _json(folder / "vocab.json")
+    vocabulary = _read_as(dict[str, int], folder / "vocab.json")
     listed = [line for line in _lines(folder / "vocab.txt") if line]
-    tokens = _by_number(vocabulary) if isinstance(vocabulary, dict) else dict(enumerate(listed))
+    tokens = dict(enumerate(listed)) if vocabulary is None else _by_number(vocabulary)
     merges = [line for line in _lines(folder / "merges.txt") if line and not line.startswith("#version")]
     return tokens, tuple(merges)
 
 
-def _by_number(vocabulary: Mapping[str, Any]) -> dict[int, str]:
-    return {number: token for token, number in vocabulary.items() if isinstance(number, int)}
+def _by_number(vocabulary: Mapping[str, int]) -> dict[int, str]:
+    return {number: token for token, number in vocabulary.items()}
 
 
-def _json(path: Path) -> Any:
-    """The content of a JSON file; None where it cannot be read."""
+def _read_as(kind: type[T], path: Path) -> T | None:
+    """The content of a file of a tokenizer; None where there is none, or, with a warning, another one."""
     try:
-        return json.loads(_bytes(path))
-    except (OSError, ValueError, RecursionError):
+        return typed(read_json(path), kind, foreign=True)
+    except OSError:
         return None
+    except DocumentError as error:
+        _warn(f"{path} counts as if it were not there: {error}.")
+        return None
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Say something once."""
+    log.warning(message)
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return _bytes(path).decode("utf-8", "replace").splitlines()
-    except OSError:
+        return read_bytes(path).decode("utf-8", "replace").splitlines()
+    except (OSError, DocumentError):
         return []
 
 
 def _hash(path: Path) -> str:
     try:
-        return hashlib.sha256(_bytes(path)).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except (OSError, DocumentError):
         return ""
-
-
-def _bytes(path: Path) -> bytes:
-    if path.stat().st_size > MAX_BYTES:
-        raise OSError("too large for a tokenizer")
-    return path.read_bytes()

@@ -38,11 +38,14 @@ def atomic_write(path: Path, temporary: Path | None = None) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str, newline: str | None = None) -> None:
-    """Write a text in UTF-8 atomically; to a link's file, and to a pipe or a device as to any file."""
+    """Write a text in UTF-8 atomically; to a link's file, and to a pipe or a device as to any file.
+
+    Half a character, which UTF-8 has no bytes for, is written as its code.
+    """
     target = Path(os.path.realpath(path))
     is_special = target.exists() and not target.is_file()
     with nullcontext(target) if is_special else atomic_write(target) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline=newline)
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline=newline)
 
 
 def atomic_write_text(path: Path, text: str) -> None:

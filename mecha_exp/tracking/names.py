@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mecha_exp.errors import TrackingError
@@ -48,19 +49,39 @@ def acceptable(text: str) -> str:
     return "/".join("_" * max(len(part), 1) if not part.strip(".") else part for part in plain.split("/"))
 
 
+def accepted(names: Iterable[str]) -> dict[str, str]:
+    """Acceptable names by the names; of names that would be one, all but the first end with a number."""
+    names = list(dict.fromkeys(names))
+    taken = {name: name for name in names if acceptable(name) == name}
+    for name in sorted(names):  # so that the order, which may differ between runs, decides nothing
+        if name not in taken.values():
+            taken[next(each for each in _numbered(acceptable(name)) if each not in taken)] = name
+    return {name: plain for plain, name in taken.items()}
+
+
+def _apart(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    by_name = accepted(values)
+    return ((by_name[name], value) for name, value in values.items())
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name[: MAX_KEY - 8]}_{number}" for number in itertools.count(2))
+
+
 def metrics(values: Mapping[str, float]) -> dict[str, float]:
     """Metrics by acceptable names."""
-    return {acceptable(name): float(value) for name, value in values.items()}
+    return {name: float(value) for name, value in _apart(values)}
 
 
 def parameters(values: Mapping[str, Any]) -> dict[str, str]:
     """Parameters as texts that are not too long."""
-    return {acceptable(name): str(value)[:MAX_VALUE] for name, value in values.items()}
+    return {name: str(value)[:MAX_VALUE] for name, value in _apart(values)}
 
 
 def tags(values: Mapping[str, str]) -> dict[str, str]:
     """Tags that are not too long."""
-    return {acceptable(name): value[:MAX_TAG] for name, value in values.items()}
+    return {name: value[:MAX_TAG] for name, value in _apart(values)}
 
 
 def hyperparameters(values: Mapping[str, Any]) -> dict[str, float]:

@@ -112,8 +112,10 @@ class Store:
             began: the time of the histories, in milliseconds since 1970.
         """
         with tracking_errors(self.uri):
-            by_step = {names.acceptable(name): values for name, values in (histories or {}).items()}
-            entries = Entries(names.metrics(metrics), tags=names.tags(tags), histories=by_step, began=began)
+            known = names.accepted([*metrics, *(histories or {})])
+            by_step = {known[name]: values for name, values in (histories or {}).items()}
+            last = {known[name]: float(value) for name, value in metrics.items()}
+            entries = Entries(last, tags=names.tags(tags), histories=by_step, began=began)
             self._backend.add(run_id, entries, _existing(artifacts), status)
 
     def log(

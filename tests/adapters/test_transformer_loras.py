@@ -210,7 +210,7 @@ def test_metadata_that_cannot_be_read_is_an_error(tmp_path: Path):
     save_file(tensors, tmp_path / "lora.safetensors", {"lora_adapter_metadata": "[1"})
     base = m.model(transformer("flux-diffusers"))
 
-    with pytest.raises(m.CheckpointError, match=r"its lora_adapter_metadata is not a mapping in JSON: '\[1'"):
+    with pytest.raises(m.CheckpointError, match="its lora_adapter_metadata cannot be read: it is not JSON"):
         m.merge(base + m.lora_delta(str(tmp_path / "lora.safetensors"), base))
 
 

@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mecha_exp.app.adaptive.optimiser import Adam, Floats
+from mecha_exp.documents import read_json, typed
 from mecha_exp.errors import ConfigError
 from mecha_exp.report.adaptive_records import LOSSES_FILE, WEIGHTS_FILE
 from mecha_exp.system.atomic_write import atomic_write_text
-from mecha_exp.system.texts import csv_text
+from mecha_exp.system.texts import csv_text, file_name
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,19 @@ class Progress:
     kept: Mapping[int, Floats]
 
 
+@dataclass(frozen=True)
+class _Content:
+    """The content of a file; `kept` are weights by step, [parts, experts]."""
+
+    key: str
+    adam: dict[str, Any]
+    kept: dict[str, list[list[float]]]
+    losses: tuple[float, ...]
+
+
 def file_of(folder: Path, name: str) -> Path:
     """The file in a sweep's folder that keeps the progress of a descent of that name."""
-    return folder / f"learning-{name.replace('/', '-')}.json"
+    return folder / f"learning-{file_name(name)}.json"
 
 
 def read_progress(path: Path, key: str, begun: Progress) -> Progress:
@@ -45,11 +57,11 @@ def read_progress(path: Path, key: str, begun: Progress) -> Progress:
     if not path.exists():
         return begun
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["key"] != key:  # other inputs, data or code: what was learned then is not asked for
+        content = typed(read_json(path), _Content)
+        if content.key != key:  # other inputs, data or code: what was learned then is not asked for
             return begun
-        kept = {int(step): np.array(values, dtype=np.float64) for step, values in content["kept"].items()}
-        return Progress(begun.adam.at(content["adam"]), tuple(map(float, content["losses"])), kept)
+        kept = {int(step): np.array(values, dtype=np.float64) for step, values in content.kept.items()}
+        return Progress(begun.adam.at(content.adam), content.losses, kept)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}. Delete it to learn anew.") from None
 

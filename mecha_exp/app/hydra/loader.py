@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
@@ -19,6 +20,8 @@ from omegaconf import Container, DictConfig
 
 from mecha_exp.app.hydra.jobs import decides_files, note_task, parse_override
 from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.documents import read_yaml
+from mecha_exp.errors import prefixed
 
 _FOLDERS_AND_MODE = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Settings of Hydra that are only values, which a command sets after its check."""
@@ -33,6 +36,7 @@ class Loader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
+        self.repository = _Repository(config_search_path)
         self._composed: dict[tuple[str | None, ...], bytes] = {}
 
     def load_configuration(
@@ -103,6 +107,24 @@ class Loader(ConfigLoaderImpl):
         if config_name is None and not overrides:
             return self.repository.get_group_options(group_name, results_filter)
         return super().get_group_options(group_name, results_filter, config_name, overrides)
+
+
+class _Repository(ConfigRepository):
+    """Reads no file of the user's that goes beyond the limits of documents, such as those of aliases."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Read a file; None where there is none.
+
+        Raises:
+            DocumentError: it is not YAML, or goes beyond a limit.
+        """
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            path = Path(source.path, source._normalize_file_name(config_path))
+            with prefixed(f"{path}: "):
+                read_yaml(path)
+        result: ConfigResult | None = super().load_config(config_path)
+        return result
 
 
 def _refuse_hydra_settings(config: Container, name: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mecha_exp.checkpoint.sidecars import CARD, is_own_card
+from mecha_exp.evaluation.declaration import MERGE_PREFIXES
 from mecha_exp.publishing.card import with_results
-from mecha_exp.report.protocol import MERGE_PREFIXES
 from mecha_exp.runs.record import RACE, Record
 from mecha_exp.system.atomic_write import replace_text
+from mecha_exp.system.texts import markdown_code, markdown_table, markdown_text
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,11 @@ def _lines(record: Record, verdict: Sequence[str]) -> Iterator[str]:
         name: value for name, value in record.metrics.items() if not name.startswith((*MERGE_PREFIXES, RACE))
     }
     if measured:
-        yield "| metric | value | unit |\n| --- | --- | --- |"
+        rows = [["metric", "value", "unit"]]
         for name, value in measured.items():
-            marked = f"**{name}**" if name == record.metric else name
-            yield f"| {marked} | {value:.6g} | {record.units.get(name, '')} |"
+            marked = f"**{markdown_text(name)}**" if name == record.metric else markdown_text(name)
+            rows.append([marked, f"{value:.6g}", markdown_text(record.units.get(name, ""))])
+        yield markdown_table(rows)
     if verdict:
-        yield f"\nThe point `{record.name}` of a sweep, whose verdict is:\n"
-        yield from (f"- {sentence}" for sentence in verdict)
+        yield f"\nThe point {markdown_code(record.name)} of a sweep, whose verdict is:\n"
+        yield from (f"- {markdown_text(sentence)}" for sentence in verdict)

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mecha_exp.checkpoint import Checkpoint, is_file_name
+from mecha_exp.documents import read_bytes
 from mecha_exp.engine.provenance import KEY, Origin
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import ConfigError, prefixed
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.runs.query import Run, find_run
-from mecha_exp.runs.record import CONFIG_FILE, FAILED, RECIPE_FILE, RUN_FILE, Record
+from mecha_exp.runs.record import FAILED, RECIPE_FILE, RUN_FILE, Record, read_settings
 from mecha_exp.sources.search import folders_of
 from mecha_exp.tracking import Store
 from mecha_exp.tracking.database import SQLITE
@@ -96,22 +95,21 @@ def _of_run(run: Run, source: str) -> Original:
     record = run.record
     if record.status == FAILED:
         raise ConfigError(f"{record.name} failed, so there is nothing to make again: {record.error}")
-    texts = {}
-    for name in (CONFIG_FILE, RECIPE_FILE):
-        try:
-            texts[name] = (run.folder / name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{run.folder} does not say how it was made: {error}.") from None
+    try:
+        recipe = read_bytes(run.folder / RECIPE_FILE).decode()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run.folder} does not say how it was made: {RECIPE_FILE}: {error}.") from None
     model = Path(record.model) if record.model else None
     present = model if model is not None and model.is_file() else None
-    origin = Origin(**record.origin) if record.origin else Origin([], {}, {}, {}, {})
-    metadata = _metadata_of(present) if present else _metadata(texts[RECIPE_FILE], record)
+    with prefixed(f"{run.folder / RUN_FILE}: origin: "):
+        origin = Origin.read(record.origin)
+    metadata = _metadata_of(present) if present else _metadata(recipe, record)
     return Original(
         name=record.name,
         source=source,
-        recipe=metadata.get(METADATA_KEY, texts[RECIPE_FILE]),
+        recipe=metadata.get(METADATA_KEY, recipe),
         inputs=origin.inputs or [v for k, v in record.tags.items() if k.startswith("fingerprint/")],
-        config=yaml.safe_load(texts[CONFIG_FILE]),
+        config=read_settings(run.folder),
         metadata=metadata,
         versions=record.environment,
         methods=origin.methods,
@@ -125,7 +123,7 @@ def _of_run(run: Run, source: str) -> Original:
 
 def _metadata(recipe: str, record: Record) -> dict[str, str]:
     """The header of a model that no longer exists."""
-    origin = {KEY: Origin(**record.origin).text()} if record.origin else {}
+    origin = {KEY: Origin.read(record.origin).text()} if record.origin else {}
     return {**_FORMAT, METADATA_KEY: recipe, **origin}
 
 
@@ -133,7 +131,7 @@ def _of_model(path: Path) -> Original:
     metadata, origin = _metadata_of(path), Origin.of_file(path)
     if METADATA_KEY not in metadata:
         raise ConfigError(f"{path} does not say how it was made: it has no '{METADATA_KEY}' in its header.")
-    settings = origin or Origin([], {}, {}, {}, {})
+    settings = origin or Origin()
     return Original(
         name=path.name,
         source="the model's own header" + ("" if origin else f", which has no {KEY}: with default settings"),

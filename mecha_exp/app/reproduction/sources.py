@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.documents import read_json, typed
 from mecha_exp.engine.code_hash import methods_of
 from mecha_exp.engine.code_hash.functions import source_modules
+from mecha_exp.errors import prefixed
 from mecha_exp.evaluation.declaration import Evaluator
 from mecha_exp.graph.nodes import Node
 
@@ -85,9 +87,11 @@ def restore_plugins(
     if kept is None or not kept.is_file() or all(Path(name).exists() for name in names):
         return names
     folder = scratch / "sources"
-    for relative, text in json.loads(kept.read_text(encoding="utf-8")).items():
-        path = (folder / relative).resolve()
-        if path.is_relative_to(folder.resolve()):
+    with prefixed(f"{kept}: "):
+        texts = typed(read_json(kept), dict[str, str])
+    for relative, text in texts.items():
+        path = folder / relative.replace("\0", "")
+        if path.suffix == ".py" and path.resolve().is_relative_to(folder.resolve()):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     sys.path.insert(0, str(folder))

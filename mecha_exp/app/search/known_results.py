@@ -13,8 +13,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mecha_exp.app.hydra.compose import COMPOSE
 from mecha_exp.app.hydra.jobs import enter
 from mecha_exp.app.point import Point
@@ -26,11 +24,9 @@ from mecha_exp.app.words.plain_data import entry
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.errors import ConfigError, MechaError
 from mecha_exp.lab.points import Setting
-from mecha_exp.runs.record import CONFIG_FILE, Record
+from mecha_exp.runs.record import Record, read_settings
 
 log = logging.getLogger(__name__)
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def known_trials(space: Space, words: Callable[[Setting], list[str]], bench: Workbench) -> list[Trial]:
@@ -70,11 +66,11 @@ def _candidates(space: Space, bench: Workbench) -> Iterator[Parameters]:
     for merge in bench.store or ():
         folder = Path(merge.folder)
         try:
-            config = yaml.load((folder / CONFIG_FILE).read_text(encoding="utf-8"), _Loader)
+            config = read_settings(folder)
             recipe = Record.load(folder).parameters.get(GROUP)
-        except (OSError, yaml.YAMLError, ConfigError):  # the folder is gone
+        except ConfigError:  # the folder is gone
             continue
-        parameters = _parameters(space, config if isinstance(config, dict) else {}, str(recipe))
+        parameters = _parameters(space, config, str(recipe))
         identity = tuple(parameters.items()) if parameters else None
         if parameters and identity not in seen:
             seen.add(identity)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mecha_exp.app.search.locks import FileLocks, Locks, MySQLLocks, PostgresLocks
 from mecha_exp.app.search.shared_study import SharedStudy
 from mecha_exp.app.search.space import Space
+from mecha_exp.documents import parse_json, typed
 from mecha_exp.errors import ConfigError, first_line
 from mecha_exp.system.optuna_log import quiet_optuna
 
@@ -100,7 +101,7 @@ def _opened(
 
 def _differing(known: str | None, described: Mapping[str, object]) -> str:
     """The differences between a study and a search, in words."""
-    before = json.loads(known) if known else {}
+    before = typed(parse_json(known), dict[str, Any]) if known else {}
     differing = [key for key, value in described.items() if before.get(key) != value]
     return " and another ".join(differing[:2])
 

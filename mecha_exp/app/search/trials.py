@@ -10,6 +10,7 @@ from typing import Any
 
 from mecha_exp.app.search.samplers import Sampler
 from mecha_exp.app.search.space import Parameters, Space
+from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.racing import Dropped
 from mecha_exp.system.atomic_write import atomic_write_text
@@ -55,6 +56,21 @@ class Trial:
         return replace(self, values=outcome, running=False, dropped=None)
 
 
+@dataclass(frozen=True)
+class _Entry:
+    parameters: dict[str, Any]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The content of the file; earlier versions did not name the sampler."""
+
+    space: Any
+    trials: list[_Entry]
+    sampler: str = ""
+
+
 def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
     """The trials that earlier starts have asked for, without values; none where there is no file.
 
@@ -65,13 +81,11 @@ def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
     if not path.exists():
         return []
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        description = content["space"]
-        chosen_by = content.get("sampler", str(sampler))  # earlier versions did not name it
-        trials = [Trial(entry["parameters"], entry["state"]) for entry in content["trials"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        content = typed(read_json(path), _Content)
+    except (OSError, DocumentError) as error:
         raise ConfigError(f"{path} is damaged: {error}. Delete it to search anew.") from None
-    if description != space.description:
+    chosen_by = content.sampler or str(sampler)
+    if content.space != space.description:
         raise ConfigError(
             f"{path} has the trials of another space. Choose another folder with hydra.sweep.dir=..., or "
             "delete that file."
@@ -81,7 +95,7 @@ def read_trials(folder: Path, space: Space, sampler: Sampler) -> list[Trial]:
             f"{path} has the trials of {chosen_by}, and this search is by {sampler}. Choose another folder "
             "with hydra.sweep.dir=..., or delete that file."
         )
-    return trials
+    return [Trial(entry.parameters, entry.state) for entry in content.trials]
 
 
 def write_trials(folder: Path, space: Space, sampler: Sampler, trials: Sequence[Trial]) -> None:

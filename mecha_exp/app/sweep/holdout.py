@@ -9,8 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from mecha_exp.app.batch import Merged, merge_points
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare
@@ -29,7 +27,7 @@ from mecha_exp.runs.outcomes import (
     read_outcomes,
     write_outcomes,
 )
-from mecha_exp.runs.record import CONFIG_FILE, METRICS_FILE, RUN_FILE, Record
+from mecha_exp.runs.record import METRICS_FILE, RUN_FILE, Record, read_settings
 from mecha_exp.runs.sweep import Sweep, Tracking
 from mecha_exp.terminal.console import show_error, stdout
 from mecha_exp.tracking import Store
@@ -97,9 +95,8 @@ def _is_reported(candidate: Chosen, bench: Workbench) -> bool:
 
 def _candidate(path: Path, record: Record, bench: Workbench) -> Chosen | None:
     """A chosen point, from the configuration in its folder; None if it would be another merge by now."""
-    config = yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))
     try:
-        point = bench.sign(prepare(config, path))
+        point = bench.sign(prepare(read_settings(path), path))
     except MechaError as error:
         log.warning("%s is not measured on %s: %s", record.name, record.report_split, error)
         return None

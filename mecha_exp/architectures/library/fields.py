@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import yaml
-
-from mecha_exp.errors import ConfigError, Problems, did_you_mean
+from mecha_exp.documents import parse_yaml
+from mecha_exp.errors import ConfigError, Problems, did_you_mean, prefixed
 
 Parsed = TypeVar("Parsed")
 Default = TypeVar("Default")
@@ -16,11 +15,9 @@ Readers = Mapping[str, Callable[[Any, str], Any]]
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """Parse YAML; ConfigError where it is not valid, or a mapping has the same name twice."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not valid YAML: {_describe(error)}") from None
+    """Parse YAML; ConfigError, which names it, where it is none that `documents` reads."""
+    with prefixed(f"{name}: "):
+        return parse_yaml(text)
 
 
 class FieldReader:
@@ -108,25 +105,3 @@ class FieldReader:
 
 def _joined(where: str, name: str) -> str:
     return f"{where}.{name}".lstrip(".")
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Rejects the same name twice in a mapping: plain YAML silently takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping whose names all differ."""
-        seen: set[str] = set()
-        for name, _ in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{name.value!r} is there twice", problem_mark=name.start_mark
-                )
-            seen.add(getattr(name, "value", ""))
-        return dict(super().construct_mapping(node, deep))
-
-
-def _describe(error: yaml.YAMLError) -> str:
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return str(error)
-    mark = error.problem_mark
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}."

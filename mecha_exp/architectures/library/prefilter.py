@@ -15,6 +15,7 @@ from mecha_exp.architectures.components import Beginnings
 from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import AdapterConfig, is_key_of
+from mecha_exp.documents import parse_json
 from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
 from mecha_exp.system.texts import json_hash
 
@@ -108,7 +109,7 @@ def outlines_of(texts: Iterable[Path], configs: Callable[[], Iterable[ModelConfi
     path = folder / f"configs-{digest[:32]}.json" if folder else None
     cached = read_checksummed(path) if path else None
     if cached is not None:
-        return {name: Outline(*outline) for name, outline in json.loads(cached).items()}
+        return {name: Outline(*outline) for name, outline in parse_json(cached).items()}
     outlines = {config.identifier: outline_of(config) for config in configs()}
     if path:
         write_checksummed(path, json.dumps(outlines).encode())

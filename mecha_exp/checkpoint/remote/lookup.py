@@ -16,6 +16,7 @@ from mecha_exp.checkpoint.remote.retries import read_all
 from mecha_exp.checkpoint.remote.stand_in import ADDRESS, LEFT_OUT, StandIn, stand_ins
 from mecha_exp.checkpoint.remote.stores import store_at
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_HEADER_BYTES, SUFFIX, begins_as_safetensors
+from mecha_exp.documents import read_json, typed
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.families import SMALL_SUFFIXES
 from mecha_exp.system.atomic_write import atomic_write
@@ -55,10 +56,9 @@ def fetch_small_files(folder: Path) -> None:
     note = folder / LEFT_OUT
     if not note.is_file() or (root := stand_ins()) is None or root not in folder.parents:
         return
-    for name, entry in json.loads(note.read_text()).items():
+    for name, pin in typed(read_json(note), dict[str, Pin]).items():
         target = folder / name
         if not target.exists():
-            pin = Pin.of(entry)
             with atomic_write(target) as temporary:
                 temporary.write_bytes(_content(store_at(pin.address), pin))
 

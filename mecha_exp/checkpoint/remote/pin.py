@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -43,11 +42,6 @@ class Pin:
     def entry(self) -> dict[str, Any]:
         """The pin as JSON values."""
         return asdict(self)
-
-    @staticmethod
-    def of(entry: Mapping[str, Any]) -> Pin:
-        """The pin of JSON values."""
-        return Pin(**entry)
 
 
 class Store(Protocol):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mecha_exp.checkpoint.remote.pin import Pin
+from mecha_exp.documents import parse_json, typed
 from mecha_exp.system.cache import private_folder
 
 FOLDER = "remote"
@@ -59,7 +60,7 @@ def place_of(path: Path) -> str:
 def read_stand_in(path: Path) -> StandIn:
     """Read a stand-in."""
     text, _, head = path.read_bytes().removeprefix(_MAGIC).partition(b"\n")
-    return StandIn(Pin.of(json.loads(text)), head)
+    return StandIn(typed(parse_json(text), Pin), head)
 
 
 def address_of(path: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
@@ -15,6 +14,7 @@ from mecha_exp.checkpoint.remote.libraries import library
 from mecha_exp.checkpoint.remote.pin import Pin, Store, cause_of
 from mecha_exp.checkpoint.remote.retries import RATE_SECONDS, again, at_once, read_all
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES
+from mecha_exp.documents import parse_json
 from mecha_exp.errors import CheckpointError, some
 from mecha_exp.families import SMALL_FILES
 from mecha_exp.system.progress import within
@@ -152,7 +152,7 @@ def _shards(store: Store, index: Pin) -> list[str]:
     content = bytearray(index.size)
     read_all(store, index, 0, memoryview(content))
     try:
-        names = json.loads(content)["weight_map"].values()
+        names = parse_json(content)["weight_map"].values()
         return sorted({str(name) for name in names if re.fullmatch(r"[\w.-]+", str(name))})
     except (ValueError, KeyError, TypeError, AttributeError):
         return []

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.transaction.paths import JOURNAL, NEW, PARTIAL, sibling
+from mecha_exp.documents import parse_json
 from mecha_exp.system.atomic_write import atomic_write
 
 Note = dict[str, Any]
@@ -136,7 +137,7 @@ def _lines(data: bytes) -> Iterator[Any]:
         checksum, _, text = line.partition(b" ")
         if checksum != b"%08x" % zlib.crc32(text):
             return
-        yield json.loads(text)
+        yield parse_json(text)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from typing import Any
 
 from mecha_exp.checkpoint.positional import PositionalFile
 from mecha_exp.checkpoint.transaction.paths import LOCK, sibling
+from mecha_exp.documents import DocumentError, parse_json
 from mecha_exp.errors import CheckpointError
 
 if sys.platform == "win32":
@@ -218,8 +219,8 @@ def _read(path: Path) -> str:
 def _owner(text: str) -> dict[str, Any]:
     """The `pid` and `host` in the text of a lock file; an empty dict for any other text."""
     try:
-        owner = json.loads(text)
-    except (ValueError, RecursionError):
+        owner = parse_json(text)
+    except DocumentError:
         return {}
     is_owner = isinstance(owner, dict) and type(owner.get("pid")) is int and 0 < owner["pid"] < 2**31
     return owner if is_owner and "host" in owner else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mecha_exp.checkpoint.sidecars import companions
+from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import ConfigError, brief, some
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.declaration import Options, Shapes
@@ -52,12 +52,9 @@ class ModelFolder:
         """
         file = self.path / CONFIG
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return typed(read_json(file), dict[str, Any])
+        except (OSError, DocumentError) as error:
             raise ConfigError(f"{file} cannot be read as a model's configuration: {error}") from None
-        if not isinstance(content, dict):
-            raise ConfigError(f"{file} is not a model's configuration: expected an object of JSON.")
-        return content
 
     @property
     def contents(self) -> dict[str, Any]:
@@ -97,10 +94,10 @@ class ModelFolder:
         if any((self.path / name).is_file() for name in CHAT_TEMPLATES):
             return True
         try:
-            content = json.loads((self.path / TOKENIZER_CONFIG).read_bytes())
-        except (OSError, ValueError):
+            content = typed(read_json(self.path / TOKENIZER_CONFIG), dict[str, Any])
+        except (OSError, DocumentError):
             return False
-        return isinstance(content, dict) and bool(content.get("chat_template"))
+        return bool(content.get("chat_template"))
 
     def check_vocabulary(self, shapes: Shapes) -> None:
         """Check that every token has a row in the embedding.
@@ -215,9 +212,8 @@ def _decisive(file: Path) -> Any:
     """A configuration without what names its origin; the hash of any other file."""
     if file.suffix == ".json" and "tokenizer" not in file.name:
         try:
-            content = json.loads(file.read_bytes())
-        except ValueError:
+            content = typed(read_json(file), dict[str, Any])
+        except DocumentError:
             return content_of(file)
-        if isinstance(content, dict):
-            return {name: value for name, value in content.items() if name not in _WORDS_ABOUT}
+        return {name: value for name, value in content.items() if name not in _WORDS_ABOUT}
     return content_of(file)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.documents import DocumentError, parse_json, read_json
 from mecha_exp.errors import ConfigError, did_you_mean, some
 
 Row = dict[str, Any]
@@ -117,7 +117,7 @@ def _rows(file: Path) -> Iterator[Row]:
                 mark = "\t" if file.suffix == ".tsv" else ","
                 yield from _of_table(file, csv.reader(lines, delimiter=mark, strict=True))
         elif file.suffix == ".json":
-            content = json.loads(file.read_bytes())
+            content = read_json(file)
             yield from _objects(file, content if isinstance(content, list) else [content])
         else:
             yield from _objects(file, _of_lines(file))
@@ -158,9 +158,9 @@ def _of_lines(file: Path) -> Iterator[Any]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ConfigError(f"{file}, line {number}: this is not JSON: {error}") from None
+                    yield parse_json(line)
+                except DocumentError as error:
+                    raise ConfigError(f"{file}, line {number}: {error}") from None
 
 
 def _objects(file: Path, values: Any) -> Iterator[Row]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from mecha_exp.documents import parse_json
 from mecha_exp.errors import ConfigError, EvaluationError, shortened, some
 from mecha_exp.evaluators.harness.summary import Report, counted_metric, have_values, samples_of
 from mecha_exp.evaluators.harness.tasks import LoadedTasks
@@ -36,7 +37,7 @@ def check_parts(loaded: LoadedTasks, num_fewshot: int | None, gen_kwargs: Any, s
 
 @lru_cache(maxsize=4)  # as tasks are loaded
 def _check(loaded: LoadedTasks, num_fewshot: int | None, gen_kwargs: str, score: str | None) -> None:
-    settings = {"num_fewshot": num_fewshot, "gen_kwargs": json.loads(gen_kwargs)}
+    settings = {"num_fewshot": num_fewshot, "gen_kwargs": parse_json(gen_kwargs)}
     for name in loaded.tasks:
         try:
             whole, part = _tried(loaded, name, settings)

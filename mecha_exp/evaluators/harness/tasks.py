@@ -9,8 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mecha_exp.documents import MAX_YAML, parse_yaml_documents, read_bytes
 from mecha_exp.errors import ConfigError, did_you_mean, nearest, shortened, some
 from mecha_exp.evaluators.common.libraries import calm
 
@@ -131,8 +130,8 @@ def _data_files(file: Path) -> Iterator[Path]:
         ConfigError: one does not exist, or the file is not YAML.
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Reader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        [content] = parse_yaml_documents(read_bytes(file, MAX_YAML), without_tags=True) or [None]
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read as a task of lm_eval: {_one_line(error)}") from None
     settings = content.get("dataset_kwargs") if isinstance(content, dict) else None
     named = settings.get("data_files") if isinstance(settings, dict) else None
@@ -154,13 +153,6 @@ def _strings(value: Any) -> Iterator[str]:
         yield from (name for part in value.values() for name in _strings(part))
     elif isinstance(value, list):
         yield from (name for part in value for name in _strings(part))
-
-
-class _Reader(yaml.SafeLoader):
-    """Reads a task's YAML without running the functions that it names."""
-
-
-_Reader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
 def _changes(names: Sequence[str], include: str | None) -> tuple[Any, ...]:

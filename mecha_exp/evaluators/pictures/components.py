@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.declaration import Shapes
 from mecha_exp.evaluators.common import ModelFolder, calm, check_network, network, one_line
@@ -169,15 +169,12 @@ def index_of(folder: ModelFolder) -> dict[str, Any]:
         ConfigError: it is not there, or cannot be read.
     """
     try:
-        index = json.loads((folder.path / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        index = None
-    if not isinstance(index, dict):
+        return typed(read_json(folder.path / INDEX), dict[str, Any])
+    except (OSError, DocumentError):
         raise ConfigError(
             f"{folder.path} is not the folder of a diffusers pipeline: there is no {INDEX} in it that can be "
             "read. Name a pipeline with evaluator.model=PATH."
-        )
-    return index
+        ) from None
 
 
 def components_of(folder: ModelFolder) -> list[Component]:
@@ -186,8 +183,8 @@ def components_of(folder: ModelFolder) -> list[Component]:
     Raises:
         ConfigError: the folder is not a pipeline, or lacks a component's folder.
     """
-    entries = {n: e for n, e in index_of(folder).items() if isinstance(e, list) and e[0] is not None}
-    listed = [Component(n, str(e[0]), str(e[1]), folder.path / n) for n, e in entries.items()]
+    entries = {n: e for n, e in index_of(folder).items() if isinstance(e, list) and len(e) == 2}
+    listed = [Component(n, str(e[0]), str(e[1]), folder.path / n) for n, e in entries.items() if e[0]]
     for component in listed:
         if not component.folder.is_dir():
             raise ConfigError(

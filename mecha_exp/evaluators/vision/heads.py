@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from mecha_exp.documents import DocumentError, parse_yaml
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluators.common import one_line
 from mecha_exp.evaluators.vision.image_data import ImageSet
@@ -203,11 +204,9 @@ def files_in(value: Any, tasks: Sequence[str]) -> list[Path]:
 
 
 def _structured(file: Path, text: str, key: str) -> list[str] | dict[str, str]:
-    import yaml
-
     try:
-        content = yaml.safe_load(text)  # JSON is YAML
-    except yaml.YAMLError as error:
+        content = parse_yaml(text)  # JSON is YAML
+    except DocumentError as error:
         raise ConfigError(f"evaluator.{key}: {file} cannot be read: {error}") from None
     if isinstance(content, Mapping):
         return {str(name): str(value) for name, value in content.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mecha_exp.documents import parse_json
 from mecha_exp.errors import ConfigError, some
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _class_names(table: pyarrow.parquet.ParquetFile, label: str) -> Sequence[str
     """The names of the classes that `datasets` writes into a file, if it did."""
     written = (table.schema_arrow.metadata or {}).get(b"huggingface")
     try:
-        names = json.loads(written)["info"]["features"][label]["names"] if written else None
+        names = parse_json(written)["info"]["features"][label]["names"] if written else None
     except (ValueError, KeyError, TypeError):
         return None
     if isinstance(names, dict):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import ConfigError, counted
+from mecha_exp.system.texts import markdown_table, markdown_text
 
 if TYPE_CHECKING:
     from mecha_exp.verdict import Estimate as Interval
@@ -87,7 +88,7 @@ LATEX = Style(
     lambda text: rf"{{\scriptsize {text}}}",
 )
 MARKDOWN = Style(
-    lambda text: text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " "),
+    markdown_text,
     lambda text: f"**{text}**",
     lambda text: f"<u>{text}</u>",
     lambda text: text,
@@ -121,9 +122,8 @@ def latex(verdict: Verdict, numbers: Numbers = Numbers()) -> str:
 def markdown(verdict: Verdict, numbers: Numbers = Numbers()) -> str:
     """The table in Markdown, with the caption below it. Arguments and errors as for `latex`."""
     head, inputs, methods = _cells(verdict, MARKDOWN, numbers)
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *inputs, *methods]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\n{MARKDOWN.text(caption(verdict, numbers))}\n"
+    rows, marks = [head, *inputs, *methods], ["---", *["---:"] * (len(head) - 1)]
+    return f"{markdown_table(rows, marks)}\n\n{MARKDOWN.text(caption(verdict, numbers))}\n"
 
 
 def caption(verdict: Verdict, numbers: Numbers) -> str:

@@ -6,7 +6,6 @@ Sources: ComfyUI, `comfy/quant_ops.py`, `comfy/ops.py` (`_load_quantized_module`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mecha_exp.checkpoint.quantisation import LAYERS
+from mecha_exp.documents import parse_json
 from mecha_exp.errors import CheckpointError
 from mecha_exp.numbers import is_whole
 from mecha_exp.sources.quantised.scaled_weights import ScaledTensor
@@ -112,8 +112,8 @@ def _described(source: Source, module: str, layers: Mapping[str, Any]) -> dict[s
     key, layer = f"{module}.comfy_quant", layers.get(module)
     if module not in layers and source.info(key).nbytes <= _LARGEST_DESCRIPTION:
         try:
-            layer = json.loads(bytes(source.read(key).tolist()))
-        except (ValueError, TypeError, RecursionError):
+            layer = parse_json(bytes(source.read(key).tolist()))
+        except (ValueError, TypeError):
             layer = None
     if not isinstance(layer, dict):
         raise CheckpointError(f"{LAYERS if module in layers else key} does not describe {module} in JSON")

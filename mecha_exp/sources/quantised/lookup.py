@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mecha_exp.documents import parse_json, typed
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.quantised.tensor import QuantisedTensor, read_part
 from mecha_exp.sources.source import Source
@@ -82,9 +82,6 @@ class LookupTensor(QuantisedTensor):
 def _json_of(source: Source, key: str) -> dict[str, Any]:
     """The JSON in the bytes of a tensor."""
     try:
-        content = json.loads(bytes(source.read(key).tolist()))
-    except ValueError:
-        raise CheckpointError(f"{key} is not JSON") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{key} is not an object of JSON")
-    return content
+        return typed(parse_json(bytes(source.read(key).tolist())), dict[str, Any])
+    except (ValueError, TypeError) as error:  # of bytes, for numbers that are none
+        raise CheckpointError(f"{key} is not a mapping of JSON: {error}") from None

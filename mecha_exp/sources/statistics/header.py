@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError
 from mecha_exp.sources.source import Source
 
@@ -84,17 +85,13 @@ class StatisticsHeader:
             CheckpointError: it does not hold statistics.
         """
         try:
-            content = json.loads(source.metadata[METADATA])
-            names = {f.name for f in fields(StatisticsHeader)}
-            if not names >= content.keys():
-                raise ValueError(f"entries of another version: {sorted(content.keys() - names)}")
-            return StatisticsHeader(**{**content, "kinds": tuple(content["kinds"])})
+            return typed(parse_json(source.metadata[METADATA]), StatisticsHeader)
         except KeyError:
             raise CheckpointError(
                 f"{source.name} does not hold statistics of a model on data. Make them: python -m mecha_exp "
                 "calibrate MODEL data=FILE kind=fisher,gram output=FILE.safetensors"
             ) from None
-        except (ValueError, TypeError, AttributeError) as error:
+        except DocumentError as error:
             raise CheckpointError(
                 f"{source.name}: its header of statistics cannot be read: {error}"
             ) from None
