@@ -11,7 +11,7 @@ DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
 # As many processes as cores run the tests. With as many threads in each they would mostly wait for each other.
 test heavy hf vllm mutants: export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test heavy lint docs hf vllm format parity mutants constraints clean
+.PHONY: help demo test heavy lint fuzz docs hf vllm format parity mutants constraints clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ lint: .venv/.test ## check style, layers and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m mypy
+
+fuzz: .venv/.test ## hostile documents of every kind with random seeds, until Ctrl-C or for SECONDS=60
+	OMP_NUM_THREADS=1 $(BIN)/python tests/documents/fuzzing.py $(SECONDS)
 
 docs: .venv/.test ## install what builds the documentation as a site, then build it into site/
 	@$(INSTALL) -e '.[docs]'

@@ -258,8 +258,8 @@ def typed(content: Any, kind: type[T], *, foreign: bool = False) -> T:
         foreign: whether others write such documents: words that the dataclass lacks are left out then.
 
     Raises:
-        DocumentError: it is no mapping; a field has another type, or is missing; or there is a word that the
-            dataclass lacks, as a newer version of mecha_exp would write it.
+        DocumentError: it is not a mapping; a field has another type, or is missing; or there is a word that
+            the dataclass lacks, as a newer version of mecha_exp would write it.
     """
     try:
         return cast("T", _reader_of(cast("Hashable", kind), foreign)(content))

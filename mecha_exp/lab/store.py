@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -196,7 +197,7 @@ class ResultStore:
         """The folder of the sweep with a command, if it was started before and still exists."""
         sweep = _read(self._sweeps / f"{key}.json", dict[str, str])
         folder = Path(sweep["folder"]) if sweep and "folder" in sweep else None
-        if folder is None or not folder.is_dir():
+        if folder is None or not os.path.isdir(folder):  # noqa: PTH112, False for a name that is too long
             return None
         return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 

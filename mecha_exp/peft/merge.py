@@ -195,7 +195,10 @@ class _Parts:
         ):
             if module in own:
                 down, up = (_finite(source, own[module][suffix]) for suffix in self.suffixes(module))
-                terms.append(Term(weight * config.scale_of(module), down.flatten(1), up.flatten(1)))
+                scale = weight * config.scale_of(module)
+                if not math.isfinite(scale * float(up.abs().max()) if up.numel() else scale):
+                    raise CheckpointError(f"{source.name}: the scale {scale:g} of {module} is too large.")
+                terms.append(Term(scale, down.flatten(1), up.flatten(1)))
         return Sum(terms)
 
     def written(self, module: str, sum_: Sum, rank: int | None) -> Iterator[tuple[str, Tensor]]:

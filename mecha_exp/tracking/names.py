@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mecha_exp.errors import TrackingError
-from mecha_exp.numbers import is_number
 
 PARENT_TAG = "mlflow.parentRunId"
 SWEPT_TAG = "swept"
@@ -86,5 +85,5 @@ def tags(values: Mapping[str, str]) -> dict[str, str]:
 
 def hyperparameters(values: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among parameters, as metrics."""
-    numbers = {k: v for k, v in values.items() if is_number(v)}
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {HYPERPARAMETER + name: float(value) for name, value in numbers.items()}

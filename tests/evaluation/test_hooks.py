@@ -127,7 +127,7 @@ def test_the_folder_is_that_of_the_first_input_that_has_a_configuration(tmp_path
     with pytest.raises(ConfigError, match=r"looked in .*\(models.base, models.experts\)"):
         model_folder(Context(inputs={"a": bare}))
     (b / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is not a model's configuration: expected an object"):
+    with pytest.raises(ConfigError, match="cannot be read as a model's configuration: expected a mapping"):
         _ = ModelFolder(b).config
 
 

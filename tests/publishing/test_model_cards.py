@@ -312,3 +312,18 @@ def test_the_verb_writes_the_configuration_that_it_ran(two: list[str], tmp_path:
     assert yaml.safe_load(block)["models"][0] == {"model": "a", "parameters": {"weight": 3}}
     assert as_a_user("merge", "linear.yml", "bare", "--no-card", cwd=tmp_path).status == 0
     assert not Path("bare/README.md").exists()
+
+
+def test_names_of_folders_make_no_headings_links_or_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["a\n# Heading", "<img src=x onerror=alert(1)> [b](https:c)"]
+    for seed, name in enumerate(names):
+        model_folder(Path(name), seed, APACHE)
+
+    merge(weighted_sum(*names, alpha=0.3), "merged")
+
+    text = card_of(Path("merged")).partition("\n---\n")[2].partition("## Recipe")[0]
+    assert not [
+        line for line in text.splitlines() if line.startswith("# ") and not line.startswith("# Merge of a ")
+    ]
+    assert "<img" not in text.replace("\\<img", "") and "[b]" not in text

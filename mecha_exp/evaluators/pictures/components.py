@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ def components_of(folder: ModelFolder) -> list[Component]:
     entries = {n: e for n, e in index_of(folder).items() if isinstance(e, list) and len(e) == 2}
     listed = [Component(n, str(e[0]), str(e[1]), folder.path / n) for n, e in entries.items() if e[0]]
     for component in listed:
-        if not component.folder.is_dir():
+        if not os.path.isdir(component.folder):  # noqa: PTH112, False for a name that is too long
             raise ConfigError(
                 f"{folder.path}: the component '{component.name}' of the pipeline is missing. Copy its "
                 "folder there from the pretrained pipeline."
