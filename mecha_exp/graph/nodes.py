@@ -321,18 +321,20 @@ def walk(
     gives the nodes below a node.
     """
     seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    stack: list[Node | None] = [*reversed(roots)]
     while stack:
-        node, expanded = stack.pop()
-        if node in seen or node in skip:
-            continue
-        below = () if expanded else children(node)
-        if not below:
+        node = stack.pop()
+        below: Sequence[Node] = ()
+        if node is None:  # what follows has had its children
+            node = stack.pop()
+        elif node not in seen and node not in skip:
+            below = children(node)
+        if below:
+            stack += (node, None)
+            stack += [child for child in reversed(below) if child not in seen]
+        elif node is not None and node not in seen and node not in skip:
             seen.add(node)
             yield node
-        else:
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(below))
 
 
 def models_of(*roots: Node, children: Callable[[Node], Sequence[Node]] = children_of) -> list[ModelNode]:

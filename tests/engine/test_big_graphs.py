@@ -1,5 +1,7 @@
 """Graphs of a thousand nodes, of hundreds of models, and with exponentially many paths."""
 
+import sys
+
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,6 +18,7 @@ from mecha_exp import (
     serialize,
     weighted_sum,
 )  # fmt: skip
+from mecha_exp.engine import Job, plan
 from mecha_exp.graph.nodes import walk
 
 DEPTH = 1000
@@ -72,3 +75,33 @@ def test_two_hundred_models(tmp_path):
         save_file(tensors(i), path)
 
     assert merge(n_average(*paths))["w"].unique() == 99.5
+
+
+def steps_of_plan(depth: int) -> int:
+    """How many steps of Python the plan of a chain of merges takes."""
+    ones, node = model(tensors(1)), model(tensors(0))
+    for place in range(depth):
+        node = weighted_sum(node, ones, alpha=place / DEPTH)
+    steps = 0
+
+    def count(frame, event, _):
+        nonlocal steps
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        steps += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        with plan([Job(node, {})]):
+            pass
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_a_plan_grows_as_its_graph_does():
+    steps_of_plan(10)  # what is kept for every plan
+    short, middle, long = (steps_of_plan(depth) for depth in (50, 100, 200))
+
+    assert long - middle <= 2.1 * (middle - short)
