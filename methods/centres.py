@@ -138,7 +138,7 @@ Iterations = Parameter(int, ge=0, help="iterations at most")
 Nearest = Parameter(float, ge=0, help="distances below it count as it; sd-mecha has 1e-6")
 Progress = Parameter(float, ge=0, help="relative change of the sum of distances that ends the iteration")
 ROUNDED = 1e-8
-"""Of the largest distance, what one may be wrong by: the root of a sum of inner products in float64."""
+"""Share of the largest distance that rounding may add to one, the root of a sum of inner products."""
 
 
 @merge_method(elementwise=True, register=False)

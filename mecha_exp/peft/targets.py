@@ -86,7 +86,7 @@ class Matching:
                 problems.add(
                     f"{self.name}: {key} is square, and nothing tells whether it is stored as (outputs, "
                     "inputs) or (inputs, outputs): the adapter has layers of both kinds, or fan_in_fan_out "
-                    "of its configuration is true for what is no Conv1D by its name. PEFT ignores that for "
+                    "of its configuration is true and the name is not that of a Conv1D. PEFT ignores it for "
                     "linear layers: set it to false in adapter_config.json, or save one kind alone."
                 )
                 continue
