@@ -260,7 +260,9 @@ def test_a_file_of_ones_own_that_is_not_yaml_is_named_with_its_line(app, folder)
     outcome = app("recipe=half", "--config-dir", "mine")
 
     assert outcome.status == 1
-    assert "half.yaml, line 3: this is not YAML: expected ',' or ']'" in outcome.err
+    assert (
+        "half.yaml: it is not valid YAML: line 3, column 1: did not find expected ',' or ']'" in outcome.err
+    )
 
 
 def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path):

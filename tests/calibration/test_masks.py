@@ -192,7 +192,7 @@ def test_the_header_pins_base_and_training(bench):
         assert header.settings["base_fingerprint"] == fingerprint(base)
     assert (header.kinds, header.labels, header.count) == (("mask",), "true", 20)
     assert header.settings["density"] == 0.3 and header.settings["variant"] == "paper"
-    assert header.unmeasured["mask"] == {"steps": ["I64", []]}
+    assert header.unmeasured["mask"] == {"steps": ("I64", [])}
 
 
 def test_an_empty_mask_is_worth_a_warning(bench, capsys):

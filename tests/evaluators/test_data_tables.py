@@ -50,7 +50,7 @@ def test_a_folder_of_parts_is_one_table(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": 1}\n{', "a.jsonl, line 2: this is not JSON"),
+        ("a.jsonl", '{"text": 1}\n{', "a.jsonl, line 2: it is not JSON"),
         ("a.jsonl", "[1]", "a.jsonl: row 0 is not an object of JSON, but list"),
         ("a.jsonl", "", "a.jsonl has no rows"),
         (

@@ -253,7 +253,7 @@ RECIPES: dict[str, Callable[..., object]] = {
     "ties by sums": lambda *m: call("ties", *m, density=0.3, combine="sum"),
     "breadcrumbs": lambda *m: call("breadcrumbs", *m, density=0.5, gamma=0.02),
     "slerp": lambda *m: call("slerp_raw", *m[:2], alpha=0.3),
-    "model stock": lambda *m: call("model_stock_pairwise", *m),
+    "model stock": lambda *m: call("model_stock_pairwise", *m, cos_eps=1e-6),
     "sce": lambda *m: call("sce", *m, select_topk=0.5, equal_below=1e-6),
     "one model": lambda *m: call("passthrough", m[0], scale=0.5),
 }

@@ -45,7 +45,7 @@ class _Content:
 
 def file_of(folder: Path, name: str) -> Path:
     """The file in a sweep's folder that keeps the progress of a descent of that name."""
-    return folder / f"learning-{file_name(name)}.json"
+    return folder / f"learning-{file_name(name.replace('/', '-'))}.json"
 
 
 def read_progress(path: Path, key: str, begun: Progress) -> Progress:

@@ -66,7 +66,7 @@ class NewReplicates:
 
         Raises:
             ConfigError: there is no split to report on, no number of seeds, no recipe that draws, or the sets
-                are no replicates of those of the sweep.
+                cannot be replicates of those of the sweep.
         """
         if self.asked is None:
             return
@@ -170,7 +170,7 @@ class NewReplicates:
     def _with_new_seeds(
         self, replicates: Sequence[tuple[list[str], str]], config: DictConfig
     ) -> list[tuple[list[str], str]]:
-        """The same replicates, each with a seed of its own that no point of the sweep has."""
+        """Give each replicate a seed of its own that no point of the sweep has."""
         key = next(k for k in SEED_KEYS if OmegaConf.select(config, k) is not None)
         used = [seed for seed in map(_seed_of, self.points.in_turn()) if seed is not None]
         return [

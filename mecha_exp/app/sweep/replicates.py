@@ -96,7 +96,7 @@ def sets_of(value: object) -> list[list[str]]:
     """The sets of experts of `models.sets`, after a check that they are replicates of each other.
 
     Raises:
-        ConfigError: they are no lists, of other lengths, or two are the same.
+        ConfigError: one is not a list, has another length, or two are the same.
     """
     sets = resolved(value)
     if not sets or not isinstance(sets, list) or not all(isinstance(s, list) and s for s in sets):
