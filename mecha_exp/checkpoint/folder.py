@@ -168,12 +168,19 @@ def _require_present(index: Path, names: Mapping[str, object]) -> None:
     elsewhere = [name for name in names if Path(name).name != name or name in (".", "..") or "\\" in name]
     if elsewhere:
         raise CheckpointError(f"{index} names files outside its own folder: {some(elsewhere)}.")
-    missing = [name for name in names if not (index.parent / name).is_file()]
+    missing = [name for name in names if not _is_file(index.parent / name)]
     if missing:
         raise CheckpointError(
             f"{index} needs {counted(len(names), 'file')}, {counted(len(missing), 'is', 'are')} missing: "
             f"{some(sorted(missing))}. Download or copy them to the same folder."
         )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for any file
+        return False
 
 
 def _weights_in(folder: Path) -> Path | None:

@@ -284,6 +284,12 @@ def no_map(folder: Path) -> Path:
     return folder
 
 
+def endless_name(folder: Path) -> Path:
+    name = json.dumps({"weight_map": {"a": "a" * 5000}})
+    (folder / "model.safetensors.index.json").write_text(name)
+    return folder
+
+
 def no_index(folder: Path) -> Path:
     write_shards(folder, random_model(1)).unlink()
     return folder
@@ -307,6 +313,7 @@ def nothing(folder: Path) -> Path:
         (key_in_no_shard, r"model-00001-of-00002\.safetensors lacks 1 key that .* says it has: ghost"),
         (path_outside, r"names files outside its own folder: \.\./secret\.safetensors"),
         (no_json, r"index\.json is not an index of shards: it is not JSON: Expecting .* line 1 column 2"),
+        (endless_name, r"index\.json needs 1 file, 1 is missing: aaa"),
         (no_map, r"is not an index of shards: weight_map: expected a mapping, got"),
         (no_index, r"shards without their index \(model-00001-of-00002\.safetensors, .*is missing"),
         (several, r"holds several models: a\.safetensors, b\.safetensors\. Name one of them"),

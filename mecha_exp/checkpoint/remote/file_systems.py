@@ -22,6 +22,7 @@ _VERSION_FIELDS = (
     *("modified", "updated", "created"),
 )
 _LISTING_SECONDS = 300.0
+_PART = 1 << 20
 _GONE = {"NoSuchKey", "NoSuchBucket", "NotFound", "404"}
 _CHANGED = {"PreconditionFailed", "412", "InvalidRange", "416"}
 
@@ -173,8 +174,9 @@ def object_at(address: str) -> tuple[Any, dict[str, str]]:
 async def _object(fs: Any, parts: list[bytes], **request: Any) -> Mapping[str, Any]:
     """Ask for an object, and append its content to `parts`; returns what S3 says of it."""
     answer: Mapping[str, Any] = await fs._call_s3("get_object", **request)
-    async with answer["Body"] as stream:  # which gives the connection back, also after an error
-        async for part in stream.content.iter_any():
+    body = answer["Body"]
+    async with body:  # which gives the connection back, also after an error
+        while part := await body.read(_PART):
             parts.append(part)
     return answer
 
