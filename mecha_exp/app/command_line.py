@@ -29,16 +29,17 @@ from mecha_exp.app.checks.names import (
     values_of,
 )
 from mecha_exp.app.checks.unused_settings import check_unused
+from mecha_exp.app.config.compose import Composer, composer_of
+from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.config.overrides import parse_override, set_values, unchecked
 from mecha_exp.app.grid import Grid
-from mecha_exp.app.hydra.compose import Composer, composer_of
-from mecha_exp.app.hydra.jobs import parse_override, set_values, unchecked
 from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, parts_of, points_of
 from mecha_exp.app.words.blocks import BLOCKS
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.lists import WEIGHTS, fit_lists
-from mecha_exp.app.words.quotes import explain
+from mecha_exp.app.words.quotes import explain, quoted
 from mecha_exp.app.words.reader import read
 from mecha_exp.app.words.wildcards import expand_each, has_stars, places_of
 from mecha_exp.errors import ConfigError, Problems
@@ -82,12 +83,24 @@ class CommandLine:
     @property
     def arguments(self) -> list[str]:
         """The arguments for Hydra, flags first."""
-        return [*self.composer.flags, *self.overrides]
+        return [*self.composer.flags.words, *self.overrides]
 
     @property
     def lists_points(self) -> bool:
         """Whether its points are known beforehand, unlike those of a search."""
         return _lists_points(self.config)
+
+    def settings_in(self, folder: Path) -> list[str]:
+        """The overrides of Hydra's part, for a run or a sweep in a folder."""
+        typed = [o for o in map(parse_override, self.overrides) if o.is_hydra_override()]
+        mode, where = ("MULTIRUN", "sweep") if self.is_sweep else ("RUN", "run")
+        ours = [f"hydra.mode={mode}", f"hydra.{where}.dir={quoted(str(folder))}"]
+        return [*(str(o.input_line) for o in typed if not o.is_sweep_override()), *ours]
+
+    def jobs_of(self, overrides: Sequence[Sequence[str]]) -> Jobs:
+        """The jobs of some points, in no folder of their own."""
+        folder = Path(self.config.hydra.sweep.dir)
+        return self.composer.jobs(self.settings_in(folder), overrides, 0, like=self.config)
 
     def job(self, setting: Setting) -> list[str]:
         """The overrides of a point of a search or an adaptive sweep, from what it sets."""
@@ -122,9 +135,9 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
         parsed = [parse_override(word) for word in expand_each(parsed, names_below)]
     overrides = fit_lists(parsed, first, composer.is_group)
     parsed = [parse_override(word) for word in overrides]
-    is_sweep = composer.is_multirun or first.hydra.mode == RunMode.MULTIRUN
+    is_sweep = composer.flags.is_multirun or first.hydra.mode == RunMode.MULTIRUN
     sweep = _sweep(parsed, first, composer) if is_sweep else _single(parsed)
-    points = Grid.of(sweep.words, composer)
+    points = Grid.of(sweep.words, composer, RunMode.MULTIRUN if is_sweep else RunMode.RUN)
     check_names(points, problems)
     problems.raise_as(ConfigError)
     keys = {key for key in sweep.swept if key not in {*composer.groups, *LABELS}}

@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
-from mecha_exp.app.hydra.compose import Composer
-from mecha_exp.app.hydra.jobs import Scratch, decides_files, parse_override, unchecked
+from mecha_exp.app.config.compose import Composer
+from mecha_exp.app.config.jobs import Scratch
+from mecha_exp.app.config.overrides import decides_files, parse_override, unchecked
 from mecha_exp.app.words.plain_data import REFERENCE, as_written
 
 _TEMPLATE = re.compile(r"'(?:mecha|mergekit|parameter)':")  # a node of a recipe that brings parameters
@@ -45,10 +47,12 @@ class Grid(Sequence[DictConfig]):
     points: list[GridPoint]
 
     @classmethod
-    def of(cls, points: Sequence[Sequence[str]], composer: Composer) -> Grid:
-        """The grid of points that are given by their overrides."""
+    def of(
+        cls, points: Sequence[Sequence[str]], composer: Composer, mode: RunMode = RunMode.MULTIRUN
+    ) -> Grid:
+        """The grid of points that are given by their overrides; or of one that runs alone."""
         bases: dict[tuple[str, ...], tuple[DictConfig, bytes]] = {}
-        return cls([_grid_point(words, composer, bases) for words in points])
+        return cls([_grid_point(words, composer, bases, mode) for words in points])
 
     def __len__(self) -> int:
         return len(self.points)
@@ -87,13 +91,16 @@ class Grid(Sequence[DictConfig]):
 
 
 def _grid_point(
-    words: Sequence[str], composer: Composer, bases: dict[tuple[str, ...], tuple[DictConfig, bytes]]
+    words: Sequence[str],
+    composer: Composer,
+    bases: dict[tuple[str, ...], tuple[DictConfig, bytes]],
+    mode: RunMode,
 ) -> GridPoint:
     parsed = [parse_override(word) for word in words]
     choice = tuple(str(o.input_line) for o in parsed if decides_files(o, composer.groups))
     values = tuple(o for o in parsed if not decides_files(o, composer.groups))
     if choice not in bases:
-        base = composer.compose(choice)
+        base = composer.compose([*choice, f"hydra.mode={mode.name}"])
         bases[choice] = base, pickle.dumps(base)
     return GridPoint(*bases[choice], values)
 

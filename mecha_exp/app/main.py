@@ -11,13 +11,12 @@ from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
 from mecha_exp.app.checks.unused_settings import idle_experts
 from mecha_exp.app.command_line import CommandLine
-from mecha_exp.app.hydra.compose import Batch
-from mecha_exp.app.hydra.jobs import enter
-from mecha_exp.app.hydra.plugins import register_with_hydra
+from mecha_exp.app.config.compose import multirun_config
+from mecha_exp.app.config.jobs import Batch, enter
+from mecha_exp.app.launchers.loop import run_alone, run_batches, run_by_sweeper
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.recipes.templates import notes_of
-from mecha_exp.app.run import run_point
 from mecha_exp.app.search.search import Search
 from mecha_exp.app.search.settings import checked_reference, search_of
 from mecha_exp.app.sweep import summary
@@ -63,7 +62,6 @@ def _run(line: CommandLine) -> int:
     load_plugins(line.config.get("plugins") or ())
     if line.config.get("debug") and line.config.debug.get("plan"):
         return _show_plan(line)
-    register_with_hydra()
     bench = workbench(line.config.store, line.config.rerun)
     bench.begin()
     return _run_sweep(line, bench) if line.is_sweep else _run_one(line, bench)
@@ -170,7 +168,8 @@ def _run_one(line: CommandLine, bench: Workbench) -> int:
     if not any(word.startswith("hydra.run.dir=") for word in line.overrides):
         folder = make_new_folder(folder)
     try:
-        line.composer.run([*line.overrides, f"hydra.run.dir={quoted(str(folder))}"], None, run_point)
+        jobs = line.composer.jobs(line.settings_in(folder), line.jobs, 0, like=line.config)
+        run_alone(jobs[0])
     except KeyboardInterrupt:
         return _interrupted(_how_to_go_on(line, folder))
     record = Record.load(folder)
@@ -237,7 +236,11 @@ def _run_sweep(line: CommandLine, bench: Workbench) -> int:
         all_finished, reported, trouble, interrupted = False, False, None, False
         try:
             batches = adaptive.batches(folder) if adaptive else [Batch(line.jobs)]
-            line.composer.run([*line.overrides, f"hydra.sweep.dir={quoted(str(folder))}"], batches, run_point)
+            config = multirun_config(line.composer, line.settings_in(folder), line.overrides)
+            if line.lists_points:
+                run_batches(line.composer, config, batches)
+            else:
+                run_by_sweeper(config)
             if goes_on:
                 summary.mend(sweep, folder, tracking)
             is_part = line.config.sweep.get("share") is not None or _lacks_points(sweep, folder, adaptive)
@@ -262,7 +265,9 @@ def _adaptive(
 ) -> AdaptiveSweep | None:
     """The search or the adaptive sweep that is asked for; None for a sweep that lists its points."""
     if line.searched is not None:
-        return search_of(line.searched.space, line.config, point, scoring, line.job, title, bench)
+        return search_of(
+            line.searched.space, line.config, point, scoring, line.job, line.jobs_of, title, bench
+        )
     if line.adaptive is not None:
         from mecha_exp.app.adaptive.request import Request
         from mecha_exp.app.adaptive.sweeps import adaptive_sweep

@@ -189,7 +189,7 @@ def _require_text(words: list[str]) -> None:
 
 
 def _hydra(arguments: list[str]) -> int:
-    from mecha_exp.app.hydra import compose
+    from mecha_exp.app.config import compose
     from mecha_exp.app.words.reader import read, reorder
     from mecha_exp.app.words.slips import require_settings
     from mecha_exp.errors import ConfigError

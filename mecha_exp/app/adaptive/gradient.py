@@ -17,7 +17,7 @@ from mecha_exp.app.adaptive.points import as_list, learned_setting
 from mecha_exp.app.adaptive.progress import Progress, file_of, write_tables
 from mecha_exp.app.adaptive.request import Request
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
-from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.config.jobs import Batch
 from mecha_exp.app.sweep.settings import checked_count
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.losses import bound_loss

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.config.jobs import Batch
 from mecha_exp.app.sweep.experts import check_distinct_experts, check_lists, experts_of, subset_point
 from mecha_exp.app.sweep.hyperparameters import GROUP, drop_unused
 from mecha_exp.app.sweep.points import CONVENTION, Points, axis_of

@@ -14,7 +14,7 @@ import numpy as np
 
 from mecha_exp.app.adaptive.points import soup_setting
 from mecha_exp.app.adaptive.request import Request
-from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.config.jobs import Batch
 from mecha_exp.app.sweep.settings import require_numbered_folders
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.errors import ConfigError, EvaluationError, did_you_mean

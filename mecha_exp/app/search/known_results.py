@@ -13,8 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.app.hydra.compose import COMPOSE
-from mecha_exp.app.hydra.jobs import enter
+from mecha_exp.app.config.jobs import Jobs, enter
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.search.space import Parameters, Space
@@ -29,19 +28,19 @@ from mecha_exp.runs.record import Record, read_settings
 log = logging.getLogger(__name__)
 
 
-def known_trials(space: Space, words: Callable[[Setting], list[str]], bench: Workbench) -> list[Trial]:
+def known_trials(
+    space: Space, words: Callable[[Setting], list[str]], jobs_of: Callable[..., Jobs], bench: Workbench
+) -> list[Trial]:
     """The points of a space whose results are stored, without values, each setting once.
 
     Args:
         space: what is searched.
         words: makes the overrides of a point from what it sets.
+        jobs_of: makes the jobs of points from their overrides.
         bench: with the store.
     """
     candidates = list(_candidates(space, bench))
-    compose = COMPOSE.get()
-    if not candidates or compose is None:
-        return []
-    jobs = compose([words(space.setting(parameters)) for parameters in candidates])
+    jobs = jobs_of([words(space.setting(parameters)) for parameters in candidates])
     known = []
     for number, config in jobs.in_turn(range(len(jobs))):
         try:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from mecha_exp.app.hydra.compose import Batch
+from mecha_exp.app.config.jobs import Batch
 from mecha_exp.app.search.samplers import Sampler
 from mecha_exp.app.search.shared_study import Entry, SharedStudy
 from mecha_exp.app.search.space import Parameters, Space

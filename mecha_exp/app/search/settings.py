@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.batch import MOST_POINTS, plan_batches
+from mecha_exp.app.config.jobs import Jobs
 from mecha_exp.app.point import Point
 from mecha_exp.app.search.known_results import known_trials
 from mecha_exp.app.search.samplers import checked_sampler, require_optuna
@@ -35,6 +36,7 @@ def search_of(
     point: Point,
     scoring: Scoring,
     words: Callable[[Setting], list[str]],
+    jobs_of: Callable[[Sequence[Sequence[str]]], Jobs],
     title: str,
     bench: Workbench,
 ) -> Search:
@@ -46,6 +48,7 @@ def search_of(
         point: one of its points.
         scoring: what measures it.
         words: makes the overrides of a point from what it sets.
+        jobs_of: makes the jobs of points from their overrides.
         title: of the sweep.
         bench: of this process.
 
@@ -74,7 +77,8 @@ def search_of(
     if url is not None:
         identity = {"metric": list(objectives), "evaluator": scoring.keys, "merge": bench.sign(point).digest}
         shared = open_shared(str(url), name, space, list(objectives.values()), identity)
-    find = partial(known_trials, space, words, bench) if _wants_known(settings.known, bench) else list
+    is_wanted = _wants_known(settings.known, bench)
+    find = partial(known_trials, space, words, jobs_of, bench) if is_wanted else list
     return Search(space, sampler, trials, batch, objectives, enqueued, words, shared, name, find)
 
 

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from mecha_exp.app.hydra.options import option_values
+from mecha_exp.app.config.options import option_values
 from mecha_exp.app.sweep.meanings import different_meanings
 from mecha_exp.lab.points import Setting
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 from sweep_folders import LIBRARIES, result
 
-from mecha_exp.app.hydra import share_launchers
-from mecha_exp.app.hydra.launcher import OnePassLauncher
-from mecha_exp.app.hydra.share import Session, run_share
+from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.launchers import shares
+from mecha_exp.app.launchers.onepass import OnePass
+from mecha_exp.app.launchers.share import Session, run_share
 from mecha_exp.app.point import UNMEASURED
 from mecha_exp.app.workbench import workbench
 from mecha_exp.cluster.claims import Claims
@@ -29,6 +29,8 @@ def spread(state_dict, *, scale: float = 1.0):
     spread = sum(float(tensor.double().std()) for tensor in state_dict.values())
     return {"spread": scale * spread, "process": os.getpid()}
 """
+
+NO_JOBS = Jobs([], [], {}, frozenset())
 
 SWEEP = (
     "recipe=dare_ties", "density=0.5,7,0.8", "output=none", "store=null", "-m",
@@ -154,21 +156,20 @@ def test_a_share_has_room_for_the_actors_of_all_its_pools():
         for plugin, workers in [("a.py", 2), ("a.py", 2), ("a.py", 3), ("b.py", 2)]
     ]
 
-    assert share_launchers._evaluators(points) == 2 + 3 + 2
+    assert shares._evaluators(points) == 2 + 3 + 2
 
 
 def test_a_share_forgets_what_it_began_and_left_to_another_worker(tmp_path, monkeypatch):
     claims = Claims.begin(tmp_path)
-    config = OmegaConf.create({"store": None, "rerun": "never"})
-    monkeypatch.setattr(Singleton, "set_state", lambda state: None)  # Hydra stays that of this process
-    Session(None, print, config, {}, None).keep(claims.folder)
+    config = OmegaConf.create({"store": None, "rerun": "never", "hydra": {"callbacks": {}}})
+    Session(config, None).keep(claims.folder)
     begun = workbench(config.store, config.rerun).measurements._started
 
     def launch(*_):
         begun["evaluation", "point"] = Future()
 
-    monkeypatch.setattr(OnePassLauncher, "launch", launch)
-    run_share(claims, [], [])
+    monkeypatch.setattr(OnePass, "launch", launch)
+    run_share(claims, NO_JOBS)
 
     assert not begun
 
@@ -176,12 +177,12 @@ def test_a_share_forgets_what_it_began_and_left_to_another_worker(tmp_path, monk
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path):
     claims = Claims.begin(tmp_path)
     store = tmp_path / "store"
-    Session(None, print, {}, {}, store).keep(claims.folder)
+    Session(OmegaConf.create({}), store).keep(claims.folder)
 
     with pytest.raises(
         ConfigError, match=rf"does not see the store {store}\. Choose a store=\.\.\. in a folder"
     ):
-        run_share(Claims(claims.folder, "share-0"), [], [])
+        run_share(Claims(claims.folder, "share-0"), NO_JOBS)
 
 
 def test_a_share_of_the_points_for_each_machine_and_one_table_at_the_end(app, folder, passes_run):

@@ -7,7 +7,7 @@ import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
 from sweep_folders import LIBRARIES, result
 
-from mecha_exp.app.hydra import launcher as launcher_module
+from mecha_exp.app.launchers import onepass as launcher_module
 from mecha_exp.cluster.shares import Handout
 
 pytestmark = pytest.mark.libraries
@@ -54,9 +54,9 @@ def test_the_same_command_goes_on_after_its_process_was_killed(launcher, folder)
 
 
 def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monkeypatch):
-    places = {"MANY_POINTS": 4, "POINTS_AT_ONCE": 3, "OnePassLauncher.first_points": 2}
+    places = {"MANY_POINTS": 4, "POINTS_AT_ONCE": 3, "OnePass.first_points": 2}
     for name, count in places.items():
-        monkeypatch.setattr(f"mecha_exp.app.hydra.launcher.{name}", count)
+        monkeypatch.setattr(f"mecha_exp.app.launchers.onepass.{name}", count)
     command = ("alpha=0.1,0.2,0.3,0.4,0.5,0.6", "output=none", "evaluator=none", "tracking=none", "-m")
     app(*command, "hydra.sweep.dir=sweep")
     for number in (3, 5):

@@ -59,9 +59,9 @@ def test_added_points_are_the_only_ones_that_are_computed(app, folder, passes_ru
 
 
 def test_a_large_sweep_that_goes_on_begins_with_what_is_missing(app, folder, monkeypatch):
-    places = {"MANY_POINTS": 4, "POINTS_AT_ONCE": 3, "OnePassLauncher.first_points": 2}
+    places = {"MANY_POINTS": 4, "POINTS_AT_ONCE": 3, "OnePass.first_points": 2}
     for name, count in places.items():
-        monkeypatch.setattr(f"mecha_exp.app.hydra.launcher.{name}", count)
+        monkeypatch.setattr(f"mecha_exp.app.launchers.onepass.{name}", count)
     command = ("alpha=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8", "output=none", *NONE, "-m")
     first = app(*command)
     made = [line.partition("]")[0] for line in first.out.splitlines() if line.startswith("[")]

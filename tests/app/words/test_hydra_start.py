@@ -1,26 +1,27 @@
-"""What is done in place of Hydra, to save time, gives what Hydra gives."""
+"""What is done in place of Hydra, to save time, gives what Hydra gives; its plugins and callbacks work."""
 
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import hydra
 import pytest
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import get_args_parser
 from hydra.core import utils as hydra_utils
-from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, OverrideParseException
-from hydra.types import HydraContext, RunMode
+from hydra.types import HydraContext
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from mecha_exp.app.config.compose import CONFIG_NAME, Composer, composer_of
+from mecha_exp.app.config.execution import Callbacks, run_job, yaml_text
+from mecha_exp.app.config.jobs import Jobs, Scratch
+from mecha_exp.app.config.overrides import parse_override
 from mecha_exp.app.grid import Grid
-from mecha_exp.app.hydra.compose import CONFIG_NAME, composer_of, hydra_of
-from mecha_exp.app.hydra.jobs import Jobs, Scratch, parse_override, run_job
-from mecha_exp.app.hydra.plugins import register_with_hydra
 from mecha_exp.app.main import main
 from mecha_exp.errors import ConfigError
 
@@ -30,37 +31,55 @@ JOBS = [
     ["recipe=slerp", "blocks=GRAD_V", "models.experts=[a.safetensors,'b c.safetensors']"],
     ["recipe=slerp", "~rerun", "++blocks.encoder=0.2", "+new.key={a: [1, 2], b: null}"],
 ]
+SWEEP = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep"]
 
 
-@pytest.mark.parametrize("kind", [ObjectType.CONFIG, ObjectType.GROUP])
-@pytest.mark.parametrize(
-    "group", ["", "recipe", "blocks", "blocks/SMOOTHSTEP", "hydra", "hydra/launcher", "no"]
-)
-def test_the_options_of_a_group_are_those_that_hydra_finds(group: str, kind: ObjectType):
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        loader = ours.config_loader
-        theirs = ConfigLoaderImpl.get_group_options(loader, group, kind, None, ["hydra.job.num=0"])
+def by_hydra(words: Sequence[str]) -> DictConfig:
+    """The configuration that Hydra's public function composes."""
+    return hydra.compose(CONFIG_NAME, [*words], return_hydra_config=True)
 
-        assert loader.get_group_options(group, kind) == theirs
-        assert bool(theirs) == (group != "no") or kind is ObjectType.GROUP
+
+def jobs_of(composer: Composer, words: Sequence[Sequence[str]], first: int = 0) -> Jobs:
+    return composer.jobs(SWEEP, words, first, like=composer.compose(SWEEP))
 
 
 def test_a_folder_of_the_users_adds_options(tmp_path: Path):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\nalpha: 1\n")
 
-    with hydra_of(get_args_parser().parse_args(["--config-dir", str(tmp_path)])) as ours:
-        assert {"mine", "ties"} <= set(ours.config_loader.get_group_options("recipe"))
+    with composer_of(["--config-dir", str(tmp_path)]) as composer:
+        assert {"mine", "ties"} <= composer.options("recipe")
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"recipe/evil.yaml": "# @package hydra.callbacks\nx: {_target_: os.abort}\n"}, "hydra.callbacks"),
+        ({"recipe/evil.yaml": "defaults: ['/code@hydra.callbacks']\n", "code.yaml": "x: 1\n"}, "/code@hydra"),
+        ({"recipe/evil.yaml": "defaults: [{'/models@_global_.hydra.x': digits}]\n"}, "_global_.hydra.x"),
+        ({"hydra/launcher/evil.yaml": "_target_: os.abort\n"}, "hydra.launcher"),
+        ({"recipe/evil.yaml": "# @package _global_\nhydra: 3\n"}, "sets hydra,"),
+    ],
+)
+def test_no_way_of_defaults_leads_a_file_to_the_settings_of_hydra(tmp_path: Path, files, named: str):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    group = next(iter(files)).rpartition("/")[0]
+
+    with (
+        pytest.raises(ConfigError, match="which can run code") as raised,
+        composer_of(["--config-dir", str(tmp_path)]) as composer,
+    ):
+        composer.compose([f"{group}=evil"])
+
+    assert named in str(raised.value)
 
 
 def test_jobs_have_the_configuration_that_hydra_would_compose():
-    register_with_hydra()
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        theirs = ConfigLoaderImpl(ours.config_loader.get_search_path())
-
-        made = list(Jobs(ours.config_loader, sweep, JOBS, first_number=5))
-        composed = [theirs.load_sweep_config(sweep, words) for words in JOBS]
+    with composer_of([]) as composer:
+        made = list(jobs_of(composer, JOBS, first=5))
+        composed = [by_hydra([*SWEEP, *words]) for words in JOBS]
 
     for number, (ours_job, hydras_job) in enumerate(zip(made, composed, strict=True), 5):
         hydras_job.hydra.job.update(id=number, num=number)
@@ -69,33 +88,56 @@ def test_jobs_have_the_configuration_that_hydra_would_compose():
         assert OmegaConf.is_readonly(ours_job.hydra) == OmegaConf.is_readonly(hydras_job.hydra)
 
 
+def test_the_jobs_of_a_sweep_share_what_is_resolved_once(monkeypatch):
+    times = iter("abc")
+    OmegaConf.register_new_resolver("test_now", lambda: next(times), use_cache=True)
+    with composer_of([]) as composer:
+        words = ["+note='${test_now:}'"]
+        like = composer.compose([*SWEEP, *words])
+        assert like.note == "a"
+
+        jobs = composer.jobs(SWEEP, [[*words, "alpha=0.1"], [*words, "alpha=0.2"]], 0, like=like)
+
+        assert [job.note for job in jobs] == ["a", "a"]
+
+
 COMPOSED = [
     *JOBS,
-    ["alpha=0.1,0.2", "recipe=ties,slerp", "hydra.sweep.dir=s"],
     ["hydra.run.dir=a", "recipe=ties", "hydra.run.dir='b c'", "hydra.job.config.override_dirname.kv_sep=+"],
-    ["blocks.encoder=0.2", "blocks={decoder: 0.1}", "+sweep.options={b: 1}", "hydra/launcher=basic"],
+    ["++blocks.encoder=0.2", "++blocks={decoder: 0.1}", "+sweep.options={b: 1}", "hydra/launcher=basic"],
     ["hydra.job.env_copy=[HOME]", "hydra.searchpath=[pkg://mecha_exp]", "rerun=always"],
+    [
+        "~engine.device",
+        "++alpha=1",
+        "models.experts.0=x",
+        "hydra.job.config.override_dirname.exclude_keys=[k]",
+    ],
 ]
-WRONG = [["recipe=no"], ["no=1"], ["~no"], ["+alpha.x=1"], ["alpha=1,2"], ["++recipe=ties"], ["hydra.no=1"]]
+WRONG = [
+    ["recipe=no"],
+    ["no=1"],
+    ["~no"],
+    ["+alpha=1"],
+    ["hydra.no=1"],
+    ["blocks={decoder: 0.1}"],
+    ["~alpha=17"],
+]
 
 
-@pytest.mark.parametrize("mode", [RunMode.RUN, RunMode.MULTIRUN])
-@pytest.mark.parametrize("words", [*COMPOSED, *WRONG])
-def test_the_loader_composes_what_hydra_composes(words: list[str], mode: RunMode):
-    register_with_hydra()
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        theirs = ConfigLoaderImpl(ours.config_loader.get_search_path())
-        expected = _composed_or_error(theirs, words, mode)
-
+@pytest.mark.parametrize("words", COMPOSED)
+def test_a_configuration_is_what_hydra_composes(words: list[str]):
+    with composer_of([]) as composer:
         for _ in range(2):
-            assert _composed_or_error(ours.config_loader, words, mode) == expected
+            assert _everything(composer.compose(words)) == _everything(by_hydra(words))
 
 
-def _composed_or_error(loader: ConfigLoader, words: list[str], mode: RunMode) -> object:
-    try:
-        return _everything(loader.load_configuration(CONFIG_NAME, words, mode))
-    except HydraException as error:
-        return str(error)
+@pytest.mark.parametrize("words", WRONG)
+def test_what_hydra_refuses_is_refused(words: list[str]):
+    with composer_of([]) as composer:
+        with pytest.raises(HydraException):
+            by_hydra(words)
+        with pytest.raises((HydraException, ConfigError)):
+            composer.compose(words)
 
 
 @pytest.mark.parametrize(
@@ -104,27 +146,35 @@ def _composed_or_error(loader: ConfigLoader, words: list[str], mode: RunMode) ->
 def test_a_command_composes_its_configuration_once(words: list[str], tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     counted: list[list[str]] = []
-    compose = ConfigLoaderImpl.load_configuration
+    compose = hydra.compose
 
-    def count(loader: ConfigLoaderImpl, name: str, overrides: list[str], *more: object) -> DictConfig:
+    def count(name: str, overrides: list[str], **more: bool) -> DictConfig:
         counted.append(overrides)
-        return compose(loader, name, overrides, *more)  # type: ignore[arg-type]
+        return compose(name, overrides, **more)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
+    monkeypatch.setattr(hydra, "compose", count)
 
     assert main(["tracking=none", "recipe=ties", *words]) == 0
     assert len(counted) == 1, counted
 
 
 def test_the_next_batch_of_a_sweep_composes_nothing_from_the_files_again(monkeypatch):
-    register_with_hydra()
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        first = list(Jobs(ours.config_loader, sweep, JOBS))
-        monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", lambda *_: pytest.fail("composed again"))
-        again = list(Jobs(ours.config_loader, sweep, JOBS))
+    with composer_of([]) as composer:
+        first = list(jobs_of(composer, JOBS))
+        monkeypatch.setattr(hydra, "compose", lambda *_, **__: pytest.fail("composed again"))
+        again = list(jobs_of(composer, JOBS))
 
     assert [_everything(job) for job in again] == [_everything(job) for job in first]
+
+
+def test_a_part_of_the_jobs_is_all_that_a_worker_needs():
+    with composer_of([]) as composer:
+        jobs = jobs_of(composer, JOBS, first=5)
+        part = jobs.part([3, 1])
+
+        assert part.numbers == [8, 6]
+        assert [_everything(job) for job in part] == [_everything(jobs[3]), _everything(jobs[1])]
+        assert len(part.bases) < len(jobs.bases)
 
 
 def test_jobs_in_turn_have_nothing_of_the_one_before():
@@ -137,10 +187,8 @@ def test_jobs_in_turn_have_nothing_of_the_one_before():
     inside = [["++blocks={a: 1}", "++blocks.a=0.1"], ["++blocks={a: 1}", "++blocks.a=0.2"]]
     words = [*JOBS, *plain, *nested, *again, *reversed(plain), *JOBS, *beside, *inside]
     words += [[*reversed(pair)] for pair in (*inside, *beside)]
-    register_with_hydra()
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        sweep = ours.compose_config(CONFIG_NAME, ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        jobs = Jobs(ours.config_loader, sweep, words)
+    with composer_of([]) as composer:
+        jobs = jobs_of(composer, words)
 
         for number, (index, job) in enumerate(jobs.in_turn(range(len(words)))):
             assert index == number
@@ -149,7 +197,6 @@ def test_jobs_in_turn_have_nothing_of_the_one_before():
 
 def test_points_in_turn_have_nothing_of_the_one_before():
     words = [["alpha=0.1"], ["alpha=0.2"], ["recipe=slerp", "alpha=1"], ["++new={a: 1}"], ["++new={b: 2}"]]
-    register_with_hydra()
     with composer_of(["-m"]) as composer:
         grid = Grid.of(words, composer)
 
@@ -160,12 +207,11 @@ def test_points_in_turn_have_nothing_of_the_one_before():
 def test_a_point_after_one_that_cannot_be_made_has_all_of_its_values():
     words = [["alpha=0.1", "k=0.1"], ["models.experts.b=1", "k=0.2"], ["models.experts.b=2", "k=0.3"]]
     words += [["alpha=0.2", "k=0.3"], ["alpha=0.2", "k=0.4"]]
-    register_with_hydra()
     with composer_of(["-m"]) as composer:
         grid = Grid.of(words, composer)
         scratch = Scratch()
-        for point, given in zip(grid.points, words, strict=True):
-            if given[0].startswith("models"):
+        for point, given_words in zip(grid.points, words, strict=True):
+            if given_words[0].startswith("models"):
                 with pytest.raises(ConfigError):
                     point.config(scratch)
             else:
@@ -173,10 +219,8 @@ def test_a_point_after_one_that_cannot_be_made_has_all_of_its_values():
 
 
 def test_a_job_can_be_changed_without_changing_the_others():
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        sweep = ours.compose_config(CONFIG_NAME, [], RunMode.MULTIRUN)
-
-        first, second, *_ = Jobs(ours.config_loader, sweep, JOBS)
+    with composer_of([]) as composer:
+        first, second, *_ = jobs_of(composer, JOBS)
 
     first.models.base = "other.safetensors"
     first.hydra.job.name = "other"
@@ -185,7 +229,6 @@ def test_a_job_can_be_changed_without_changing_the_others():
 
 @pytest.mark.parametrize("words", [[], ["hydra.job.chdir=true"], ["hydra.output_subdir=null"]])
 def test_a_job_runs_as_hydra_runs_it(tmp_path: Path, monkeypatch, words: list[str]):
-    register_with_hydra()
     monkeypatch.chdir(tmp_path)
     seen: dict[str, object] = {}
 
@@ -195,15 +238,15 @@ def test_a_job_runs_as_hydra_runs_it(tmp_path: Path, monkeypatch, words: list[st
         logging.getLogger("mecha_exp").warning("a warning")
         return float(config.alpha)
 
-    fixed = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=sweep", "+hydra.job.env_set.MINE=x", *words]
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        sweep = ours.compose_config(CONFIG_NAME, fixed, RunMode.MULTIRUN)
-        job = Jobs(ours.config_loader, sweep, JOBS)[0]
-        context = HydraContext(config_loader=ours.config_loader, callbacks=Callbacks())
-        theirs = hydra_utils.run_job(task, job, "hydra.sweep.dir", "hydra.sweep.subdir", context)
+    settings = [*SWEEP, "+hydra.job.env_set.MINE=x", *words]
+    with composer_of([]) as composer:
+        jobs = composer.jobs(settings, JOBS, 0, like=composer.compose(settings))
+        callbacks = Callbacks(jobs[0])
+        context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)  # type: ignore[arg-type]
+        theirs = hydra_utils.run_job(task, jobs[0], "hydra.sweep.dir", "hydra.sweep.subdir", context)
         seen_by_theirs, files = dict(seen), _files(tmp_path / "sweep")
         shutil.rmtree(tmp_path / "sweep")
-        result = run_job(Jobs(ours.config_loader, sweep, JOBS)[0], task, context)
+        result = run_job(jobs[0], task, callbacks)
 
     assert (
         (result.return_value, result.overrides) == (theirs.return_value, theirs.overrides) == (0.3, JOBS[0])
@@ -218,18 +261,78 @@ def test_a_job_runs_as_hydra_runs_it(tmp_path: Path, monkeypatch, words: list[st
     )
 
 
-def test_the_error_of_a_job_is_its_return_value(tmp_path: Path):
+def test_the_error_of_a_job_is_raised(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def task(config: DictConfig) -> float:
         raise ZeroDivisionError("in the task")
 
-    with hydra_of(get_args_parser().parse_args([])) as ours:
-        fixed = ["hydra.mode=MULTIRUN", f"hydra.sweep.dir='{tmp_path}'"]
-        sweep = ours.compose_config(CONFIG_NAME, fixed, RunMode.MULTIRUN)
-        context = HydraContext(config_loader=ours.config_loader, callbacks=Callbacks())
-        result = run_job(Jobs(ours.config_loader, sweep, JOBS)[0], task, context)
+    with composer_of([]) as composer:
+        job = jobs_of(composer, JOBS)[0]
+        with pytest.raises(ZeroDivisionError, match="in the task"):
+            run_job(job, task, Callbacks(job))
 
-    with pytest.raises(ZeroDivisionError, match="in the task"):
-        _ = result.return_value
+
+VALUES = st.text() | st.floats(allow_nan=False) | st.integers() | st.none() | st.booleans()
+
+
+@given(st.lists(VALUES))
+def test_what_is_written_is_read_by_omegaconf_as_it_was(values: list[object]):
+    plain = [value for value in values if "${" not in str(value)]
+
+    assert OmegaConf.to_container(OmegaConf.create(yaml_text({"x": plain}))) == {"x": plain}
+
+
+CALLBACK = """
+from pathlib import Path
+
+class Noting:
+    def __getattr__(self, event):
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+        events = Path("events")
+        return lambda **about: events.write_text((events.exists() and events.read_text() or "") + event + " ")
+"""
+
+
+@pytest.mark.parametrize("sweeper", ["lab", "basic"])
+@pytest.mark.parametrize("launcher", ["onepass", "basic"])
+def test_callbacks_are_told_of_sweeps_with_every_sweeper_and_launcher(
+    sweeper: str, launcher: str, app, folder: Path, monkeypatch
+):
+    (folder / "noting_callback.py").write_text(CALLBACK)
+    monkeypatch.syspath_prepend(folder)
+    words = ["+hydra.callbacks.mine._target_=noting_callback.Noting", "output=none", "evaluator=none"]
+
+    outcome = app(
+        *words,
+        "alpha=0.3,0.5",
+        "-m",
+        f"hydra/sweeper={sweeper}",
+        f"hydra/launcher={launcher}",
+        "hydra.sweep.dir=s",
+    )
+
+    assert outcome.status == 0, outcome.err
+    job = ["on_job_start", "on_job_end"]
+    events = (folder / "events").read_text().split()
+    assert events == ["on_multirun_start", *job, *job, "on_multirun_end"]
+    assert sorted(path.parent.name for path in (folder / "s").rglob("run.json")) == ["0", "1"]
+    assert {path.name for path in (folder / "s" / "0" / ".hydra").iterdir()} == {
+        "config.yaml", "hydra.yaml", "overrides.yaml",
+    }  # fmt: skip
+    assert OmegaConf.load(folder / "s" / "multirun.yaml").hydra.sweep.dir == "s"
+
+
+def test_callbacks_are_told_of_a_single_run(app, folder: Path, monkeypatch):
+    (folder / "noting_callback.py").write_text(CALLBACK)
+    monkeypatch.syspath_prepend(folder)
+
+    outcome = app("+hydra.callbacks.mine._target_=noting_callback.Noting", "output=none", "evaluator=none")
+
+    assert outcome.status == 0, outcome.err
+    events = (folder / "events").read_text().split()
+    assert events == ["on_run_start", "on_job_start", "on_job_end", "on_run_end"]
 
 
 def _files(folder: Path) -> dict[str, object]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from hydra.core.utils import JobReturn
 
 from mecha_exp.app.batch import group_by_options
-from mecha_exp.app.hydra.jobs import Jobs
-from mecha_exp.app.hydra.launcher import as_returned
+from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.launchers.onepass import as_returned
 from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.cluster.shares import Handout

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import functools
 import textwrap
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
+from mecha_exp.app.config.user_folder import USER_FOLDER
+from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.documents import read_yaml
 from mecha_exp.graph.curves import PRESETS
+
+CONFIG_MODULE = "mecha_exp.conf"
 
 RESOLVER = "choices"
 INDENT, WIDTH = 12, 100
@@ -51,16 +57,26 @@ def option_values(group: str, name: str) -> dict[str, Any] | None:
     """The top-level values in the file of an option and in the files that it is based on.
 
     None if there is no such file, or if its values belong to a package.
+
+    Raises:
+        DocumentError: a file of the user's is not YAML, or goes beyond a limit.
     """
-    loader = GlobalHydra.instance().config_loader()
-    file = loader.repository.load_config(f"{group}/{name}")  # type: ignore[attr-defined]
-    if file is None or file.header.get("package") != "_global_":
+    path = _file(group, name)
+    if path is None or "# @package _global_" not in path.read_text(encoding="utf-8")[:512]:
         return None
     values: dict[str, Any] = {}
-    for default in file.defaults_list or ():
-        if isinstance(default, ConfigDefault) and not default.is_self():
-            values |= option_values(group, str(default.path)) or {}
-    return values | {str(key): value for key, value in file.config.items_ex(resolve=False)}
+    for default in (read_yaml(path) or {}).get("defaults", ()):
+        if isinstance(default, str) and default != "_self_":
+            values |= option_values(group, default) or {}
+    content = as_written(OmegaConf.load(path))
+    return values | {key: value for key, value in content.items() if key != "defaults"}
+
+
+def _file(group: str, name: str) -> Path | None:
+    """The file of an option: the user's, or else ours."""
+    folders = filter(None, (USER_FOLDER.get(), Path(str(files(CONFIG_MODULE)))))
+    paths = (folder / group / f"{name}.yaml" for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,8 +1,8 @@
-"""`hydra/launcher=onepass`: merges the points of a sweep together, then runs each as one of Hydra's jobs.
+"""`hydra/launcher=onepass`: merges the points of a sweep together, then runs each as a job.
 
-A launcher receives all jobs at once. This one composes them, looks up stored results and merges the rest in
-as few passes as possible. After each pass Hydra runs its points as jobs, with folder, log, callbacks and
-return value; there they are measured and tracked.
+A launcher receives all jobs of a batch at once. This one looks up stored results and merges the rest in as
+few passes as possible. After each pass it runs the points as jobs, with folder, log, callbacks and return
+value; there they are measured and tracked.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.hydra.jobs import Jobs, enter, run_job
+from mecha_exp.app.config.execution import Callbacks, run_job
+from mecha_exp.app.config.jobs import Jobs, enter
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
+from mecha_exp.app.run import run_point
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted
@@ -45,27 +45,26 @@ Portion = Mapping[int, PointOrError]
 """Signed points that are in memory at a time, by their indices among the jobs."""
 
 
-class OnePassLauncher(Launcher):
-    """Merges all points of a sweep in one pass, or in as few as memory allows."""
+class OnePass:
+    """Merges all points of a sweep in one pass, or in as few as memory allows.
 
-    _config: DictConfig
-    _context: HydraContext
-    _run_point: Callable[..., Any]  # `app.run.run_point`
+    Args:
+        config: of the sweep as a whole, with Hydra's part.
+        callbacks: told of each job.
+    """
 
     first_points: int | None = 16
     """How many points of a large sweep run before the others; None: all points run together."""
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what all jobs have in common."""
-        self._context, self._run_point, self._config = hydra_context, task_function, config
+    def __init__(self, config: DictConfig, callbacks: Callbacks) -> None:
+        self._config, self._callbacks = config, callbacks
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(self, jobs: Jobs) -> Sequence[JobReturn]:
         """Run every job; returns their return values in the order of the jobs."""
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         bench = workbench(self._config.store, self._config.rerun)
-        jobs = self.jobs(job_overrides, initial_job_idx)
         is_new = partial(self.is_new, jobs)
         portions = _portions(jobs, bench, self.first_points, is_new)
         finished: dict[int, JobReturn] = {}
@@ -74,10 +73,6 @@ class OnePassLauncher(Launcher):
             completed = dict(self.complete(jobs, unfinished, bench, tracker))
         returned = finished | completed
         return [returned[number] for number in range(len(jobs))]
-
-    def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
-        """The jobs of some overrides."""
-        return Jobs(self._context.config_loader, self._config, overrides, first_number)
 
     def complete(
         self, jobs: Jobs, portions: Iterable[Portion], bench: Workbench, tracker: Tracker
@@ -91,19 +86,15 @@ class OnePassLauncher(Launcher):
         self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
     ) -> JobReturn:
         """Run a point with the result of its merge as a job."""
-        return self._run(config, partial(self._run_point, point=point, result=result, tracker=tracker))
+        task = partial(run_point, point=point, result=result, tracker=tracker)
+        returned = run_job(config, task, self._callbacks)
+        configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
+        returned.cfg = returned.hydra_cfg = None  # as large as all else of the point
+        return returned
 
     def is_new(self, jobs: Jobs, index: int) -> bool:
         """Whether nothing was recorded of a job yet; true where its folder has a name of the user's."""
         return not Path(str(self._config.hydra.sweep.dir), str(jobs.numbers[index]), RUN_FILE).is_file()
-
-    def _run(self, config: DictConfig, task: TaskFunction) -> JobReturn:
-        returned = run_job(config, task, self._context)
-        configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
-        returned.cfg = returned.hydra_cfg = None  # as large as all else of the point
-        if isinstance(returned._return_value, OSError):
-            raise returned._return_value  # its record cannot be written, and none of the others
-        return returned
 
 
 def _portions(

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pickle
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import cloudpickle
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.hydra.jobs import Jobs
-from mecha_exp.app.hydra.launcher import OnePassLauncher, PointOrError, Portion
+from mecha_exp.app.config.execution import Callbacks
+from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.launchers.onepass import OnePass, PointOrError, Portion
 from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import EndedRun, Tracker
 from mecha_exp.app.workbench import Workbench, workbench
@@ -36,18 +34,12 @@ class Session:
     """The data that all shares of a sweep have in common; workers read it from the folder of the claims.
 
     Attributes:
-        context: what Hydra gave to the launcher.
-        run_point: `app.run.run_point`.
         config: the configuration of the sweep.
-        hydra: its global state, as its own launchers carry it.
         store: the folder of the store, which workers must see; None without one, or with one at an address.
         make_actor: what the workers of an evaluator run on; None for processes of their share's machine.
     """
 
-    context: HydraContext
-    run_point: Callable[..., Any]
     config: DictConfig
-    hydra: dict[str, Any]
     store: Path | None
     make_actor: Callable[[], Actor] | None = None
 
@@ -56,13 +48,12 @@ class Session:
         (folder / _SESSION).write_bytes(cloudpickle.dumps(self))
 
 
-def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[int]) -> None:
+def run_share(claims: Claims, jobs: Jobs) -> None:
     """Run the points of a share that no other worker has taken.
 
     Args:
         claims: the claims of the sweep, with the session in their folder.
-        jobs: the overrides of the points.
-        numbers: the numbers of the points in the sweep.
+        jobs: the points of the share.
 
     Raises:
         ConfigError: this machine does not see the store.
@@ -74,28 +65,27 @@ def run_share(claims: Claims, jobs: Sequence[Sequence[str]], numbers: Sequence[i
             f"the worker on {platform.node()} does not see the store {session.store}. Choose a store=... in "
             "a folder that all machines of the cluster share, or store=null."
         )
-    Singleton.set_state(session.hydra)
     bench = workbench(session.config.store, session.config.rerun)
-    launcher = _ShareLauncher(session, claims, numbers, bench)
+    share = _Share(session.config, claims, bench)
     with pools_on(session.make_actor):
         try:
-            launcher.launch(jobs, 0)
+            share.launch(jobs)
         finally:
             bench.measurements.end()  # this process may get a point again that it left to a lost worker
     bench.flush()
-    for number in numbers:  # what is not taken was finished by a worker that was lost right after
-        if launcher.takes(number):
+    for number in jobs.numbers:  # what is not taken was finished by a worker that was lost right after
+        if share.takes(number):
             claims.finish(number)
 
 
-class _ShareLauncher(OnePassLauncher):
+class _Share(OnePass):
     """Runs those of its points that it can take. The head tracks them, so that one process alone does."""
 
     first_points = None
 
-    def __init__(self, session: Session, claims: Claims, numbers: Sequence[int], bench: Workbench) -> None:
-        self.setup(hydra_context=session.context, task_function=session.run_point, config=session.config)
-        self._claims, self._numbers, self._bench = claims, numbers, bench
+    def __init__(self, config: DictConfig, claims: Claims, bench: Workbench) -> None:
+        super().__init__(config, Callbacks(config))
+        self._claims, self._bench = claims, bench
         self._taken: dict[int, bool] = {}
         self._taking = Lock()
 
@@ -106,10 +96,6 @@ class _ShareLauncher(OnePassLauncher):
                 self._taken[number] = self._claims.take(number)
             return self._taken[number]
 
-    def jobs(self, overrides: Sequence[Sequence[str]], first_number: int) -> Jobs:
-        """The jobs under their numbers in the whole sweep."""
-        return Jobs(self._context.config_loader, self._config, overrides, first_number, self._numbers)
-
     def complete(
         self, jobs: Jobs, portions: Iterable[Portion], bench: Workbench, tracker: Tracker
     ) -> Iterator[tuple[int, JobReturn]]:
@@ -119,7 +105,7 @@ class _ShareLauncher(OnePassLauncher):
         for points in portions:
             for index, point in points.items():
                 if isinstance(point, Point):
-                    numbers.setdefault(point.digest, []).append(self._numbers[index])
+                    numbers.setdefault(point.digest, []).append(jobs.numbers[index])
             yield from super().complete(jobs, [points], bench, tracker)
 
     def run(

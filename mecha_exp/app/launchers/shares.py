@@ -1,8 +1,8 @@
 """`hydra/launcher=processes`, `ray` and `slurm`: the points of a sweep in shares, each one pass of a worker.
 
 The head looks points up and cuts what is missing into shares (`cut_shares`). Each is a task that does what
-`onepass` does (`mecha_exp/app/hydra/share.py`); results come through the sweep's folder and the store. The
-head shows them as they come, and is the only process that tracks them.
+`onepass` does (`mecha_exp/app/launchers/share.py`); results come through the sweep's folder and the store.
+The head shows them as they come, and is the only process that tracks them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
-from mecha_exp.app.hydra.jobs import Jobs
-from mecha_exp.app.hydra.launcher import OnePassLauncher, Portion, recall
-from mecha_exp.app.hydra.share import Session, run_share
-from mecha_exp.app.hydra.shared_points import SharedPoints
+from mecha_exp.app.config.execution import Callbacks
+from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.launchers.onepass import OnePass, Portion, recall
+from mecha_exp.app.launchers.share import Session, run_share
+from mecha_exp.app.launchers.shared_points import SharedPoints
 from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import Tracker
+from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.app.workbench import Workbench
 from mecha_exp.cluster import ProcessWorkers, RayWorkers, SlurmWorkers, Workers
 from mecha_exp.cluster.actors import Actor
@@ -45,28 +45,29 @@ FOLDER = ".shares"
 """The folder of a sweep in which shares are handed out while it runs."""
 
 
-class ShareLauncher(OnePassLauncher):
+class Shares(OnePass):
     """Merges and measures the points of a sweep in shares, on the workers of a subclass.
 
-    Args:
-        workers: how many shares are worked at, at a time.
-        cores: of each worker.
-        shares: how many shares there are for each worker.
-        gpus: of each worker.
+    Its settings (`hydra.launcher`) are how many shares are worked at, at a time, the cores and GPUs of each
+    worker, and how many shares there are for each worker.
+
+    Raises:
+        ConfigError: one of them is not a number, or too small.
     """
 
-    def __init__(self, workers: int | None, cores: int, shares: int, gpus: float) -> None:
-        self._count, self._cores, self._gpus, self._shares = workers, cores, gpus, shares
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what all jobs have in common."""
-        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+    def __init__(self, config: DictConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
+        settings = self._settings = config.hydra.launcher
         for name, least in {"workers": 1, "cores": 1, "gpus": 0, "shares": 1}.items():
-            value = config.hydra.launcher[name]
+            value = settings[name]
             is_left_out = value is None and name == "workers"
             is_number = isinstance(value, int) or (isinstance(value, float) and name == "gpus")
             if not is_left_out and not (is_number and least <= value < inf):
                 raise ConfigError(f"hydra.launcher.{name}={value}: expected a number from {least} up.")
+        self._count: int | None = settings.workers
+        self._cores: int = settings.cores
+        self._gpus: float = settings.gpus
+        self._shares: int = settings.shares
 
     @abstractmethod
     def open_workers(self, folder: Path, evaluators: int) -> Workers:
@@ -118,7 +119,7 @@ class ShareLauncher(OnePassLauncher):
         index_of = dict(zip(jobs.numbers, range(len(jobs)), strict=True))
 
         def arguments_of(numbers: Sequence[int]) -> tuple[Any, ...]:
-            return [jobs.overrides[index_of[number]] for number in numbers], list(numbers)
+            return (jobs.part([index_of[number] for number in numbers]),)
 
         remaining = new = sum(self.is_new(jobs, index) for index in range(len(jobs)))
 
@@ -142,22 +143,14 @@ class ShareLauncher(OnePassLauncher):
         store = bench.store.shared_folder if bench.store else None
         if store:
             store.mkdir(parents=True, exist_ok=True)
-        return Session(
-            self._context,
-            self._run_point,
-            self._config,
-            Singleton.get_state(),
-            store,
-            self.actor_maker(),
-        )
+        return Session(self._config, store, self.actor_maker())
 
 
-class ProcessLauncher(ShareLauncher):
+class ProcessShares(Shares):
     """Runs shares in processes of this machine."""
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what all jobs have in common."""
-        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+    def __init__(self, config: DictConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
         if self._gpus:
             raise ConfigError(
                 f"hydra.launcher.gpus={self._gpus} with hydra/launcher=processes: its processes share the "
@@ -170,16 +163,12 @@ class ProcessLauncher(ShareLauncher):
         return ProcessWorkers(self._count or available_cores(), self._cores, folder / "workers.log")
 
 
-class RayLauncher(ShareLauncher):
+class RayShares(Shares):
     """Runs shares on Ray, and the workers of an evaluator as actors: here, or on a cluster by its address."""
 
-    def __init__(self, address: str | None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._address = address
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what all jobs have in common."""
-        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+    def __init__(self, config: DictConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
+        self._address: str | None = self._settings.address
         if not isinstance(self._address, str | None):
             raise ConfigError(
                 f"hydra.launcher.address={self._address}: expected auto, host:6379 or ray://host:10001."
@@ -209,18 +198,15 @@ class RayLauncher(ShareLauncher):
         return partial(Actor, self._cores, self._gpus)
 
 
-class SlurmLauncher(ShareLauncher):
+class SlurmShares(Shares):
     """Runs shares as the elements of an array job of Slurm, or as processes of this machine."""
 
-    def __init__(self, cluster: str, parameters: Mapping[str, Any] | None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._cluster, self._parameters = cluster, parameters or {}
-        if cluster == SLURM:
+    def __init__(self, config: DictConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
+        self._cluster = str(self._settings.cluster)
+        self._parameters = resolved(self._settings.parameters) or {}
+        if self._cluster == SLURM:
             self.first_points = None  # one array job, of which Slurm runs so many elements at a time
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what all jobs have in common."""
-        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
         if self._cluster not in (LOCAL, SLURM):
             raise ConfigError(f"hydra.launcher.cluster={self._cluster}: expected {SLURM} or {LOCAL}.")
         if not isinstance(self._parameters, Mapping):

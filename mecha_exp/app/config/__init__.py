@@ -1,0 +1,1 @@
+"""Configurations, composed by Hydra from the command line; jobs, and what Hydra answers itself."""

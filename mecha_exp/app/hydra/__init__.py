@@ -1,1 +1,0 @@
-"""Everything that touches Hydra's insides: composing configurations, launching and sweeping jobs."""

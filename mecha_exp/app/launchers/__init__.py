@@ -1,0 +1,1 @@
+"""Making jobs of points: all in one pass in this process, or in shares on workers."""
