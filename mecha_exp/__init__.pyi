@@ -4,6 +4,9 @@ from . import extensions as extensions
 from .api import Defaults as Defaults
 from .api import merge as merge
 from .api import set_log_level as set_log_level
+from .app.notebook import SweepPoint as SweepPoint
+from .app.notebook import SweepResult as SweepResult
+from .app.notebook import sweep as sweep
 from .compat import RecipeMerger as RecipeMerger
 from .compat import merge_and_save as merge_and_save
 from .conversion.shortest_path import convert as convert

@@ -43,7 +43,7 @@ WRITERS = {
     "app/outputs/cards.py:note_results": "a model's folder",
     "app/reproduction/remake.py:_point": SCRATCH,
     "app/reproduction/sources.py:restore_plugins": SCRATCH,
-    "app/run.py:_write_files": "the adapter of a run",
+    "app/launchers/run.py:_write_files": "the adapter of a run",
     "app/search/search.py:collect": "from shares to the search: tests/app/search/test_search_shared.py",
     "app/search/storage.py:_mend_journal": "cuts a torn line: tests/app/search/test_search.py",
     "app/search/trials.py:write_trials": "a search",

@@ -20,7 +20,7 @@ class LabLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Open the launcher of a configuration; the task is always the same."""
         from mecha_exp.app.config.compose import Composer
-        from mecha_exp.app.launchers.loop import launch_of
+        from mecha_exp.app.launchers.batches import launch_of
 
         self._launch = launch_of(Composer.of(config), config, hydra_context.callbacks)
 

@@ -30,9 +30,9 @@ from mecha_exp.app.checks.names import (
 )
 from mecha_exp.app.checks.unused_settings import check_unused
 from mecha_exp.app.config.compose import Composer, composer_of
+from mecha_exp.app.config.grid import Grid
 from mecha_exp.app.config.jobs import Jobs
 from mecha_exp.app.config.overrides import parse_override, set_values, unchecked
-from mecha_exp.app.grid import Grid
 from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
 from mecha_exp.app.sweep.points import Points, parts_of, points_of

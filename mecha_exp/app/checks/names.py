@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from mecha_exp.app.config.compose import Composer
-from mecha_exp.app.grid import Grid, GridPoint, recipe_name, used_by
+from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.recipes.templates import is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import recipes_with
 from mecha_exp.app.words.plain_data import as_written, entry

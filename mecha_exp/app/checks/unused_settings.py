@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.grid import Grid, GridPoint, recipe_name, references_of
+from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.recipes.templates import MERGEKIT
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry

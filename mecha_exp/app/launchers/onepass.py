@@ -19,9 +19,9 @@ from omegaconf import DictConfig
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.config.execution import Callbacks, run_job
 from mecha_exp.app.config.jobs import Jobs, enter
+from mecha_exp.app.launchers.run import run_point
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
-from mecha_exp.app.run import run_point
 from mecha_exp.app.tracking import Tracker
 from mecha_exp.app.workbench import Workbench, workbench
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted

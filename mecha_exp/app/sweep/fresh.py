@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.config.compose import Composer
+from mecha_exp.app.config.grid import Grid
 from mecha_exp.app.config.jobs import enter
-from mecha_exp.app.grid import Grid
 from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.sweep.holdout import Chosen, models_of_chosen
 from mecha_exp.app.sweep.replicates import EXPERTS, SEED_KEYS, checked_names, replicate_kinds, sets_of

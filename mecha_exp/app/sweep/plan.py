@@ -9,8 +9,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Batch, plan_batches
+from mecha_exp.app.config.grid import Grid
 from mecha_exp.app.config.jobs import enter
-from mecha_exp.app.grid import Grid
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
 from mecha_exp.app.workbench import Workbench

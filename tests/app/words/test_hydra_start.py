@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.config.compose import CONFIG_NAME, Composer, composer_of
 from mecha_exp.app.config.execution import Callbacks, run_job, yaml_text
+from mecha_exp.app.config.grid import Grid
 from mecha_exp.app.config.jobs import Jobs, Scratch
 from mecha_exp.app.config.overrides import parse_override
-from mecha_exp.app.grid import Grid
 from mecha_exp.app.main import main
 from mecha_exp.errors import ConfigError
 

@@ -16,8 +16,8 @@ from mecha_exp.app.config.compose import CONFIG_NAME, Composer
 from mecha_exp.app.config.execution import Callbacks, run_job
 from mecha_exp.app.config.jobs import Batch
 from mecha_exp.app.launchers.onepass import OnePass
+from mecha_exp.app.launchers.run import run_point
 from mecha_exp.app.launchers.shares import ProcessShares, RayShares, SlurmShares
-from mecha_exp.app.run import run_point
 
 LAUNCHERS: Mapping[str, Callable[[DictConfig, Callbacks], OnePass]] = {
     "onepass": OnePass,
