@@ -106,9 +106,12 @@ def test_the_wheel_has_every_file(wheel):
 
 
 def test_the_wheel_puts_nothing_else_at_top_level(wheel):
-    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
 
-    assert tops == {"mecha_exp", f"mecha_exp-{mecha_exp.__version__}.dist-info"}
+    assert tops == {"mecha_exp", "hydra_plugins", f"mecha_exp-{mecha_exp.__version__}.dist-info"}
+    plugins = {name for name in names if name.startswith("hydra_plugins/")}
+    assert plugins == {"hydra_plugins/mecha_exp/__init__.py"}  # Hydra finds plugins in that package alone
 
 
 def test_the_wheel_carries_the_licence(wheel):

@@ -85,7 +85,7 @@ class Jobs:
 
 
 def choice_of(words: Sequence[str], groups: frozenset[str]) -> Choice:
-    """Those of some overrides that choose files."""
+    """The overrides that choose files, of those of a job."""
     return tuple(word for word in words if decides_files(parse_override(word), groups))
 
 

@@ -14,9 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from mecha_exp.app.config.user_folder import USER_FOLDER
+from mecha_exp.app.config.user_folder import USER_FOLDER, read_config
 from mecha_exp.app.words.plain_data import as_written
-from mecha_exp.documents import read_yaml
 from mecha_exp.graph.curves import PRESETS
 
 CONFIG_MODULE = "mecha_exp.conf"
@@ -62,13 +61,14 @@ def option_values(group: str, name: str) -> dict[str, Any] | None:
         DocumentError: a file of the user's is not YAML, or goes beyond a limit.
     """
     path = _file(group, name)
-    if path is None or "# @package _global_" not in path.read_text(encoding="utf-8")[:512]:
+    package, config = read_config(path) if path else (None, None)
+    if package != "_global_":
         return None
+    content = as_written(config)
     values: dict[str, Any] = {}
-    for default in (read_yaml(path) or {}).get("defaults", ()):
+    for default in content.get("defaults", ()):
         if isinstance(default, str) and default != "_self_":
             values |= option_values(group, default) or {}
-    content = as_written(OmegaConf.load(path))
     return values | {key: value for key, value in content.items() if key != "defaults"}
 
 

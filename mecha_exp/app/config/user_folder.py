@@ -12,8 +12,9 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.documents import read_yaml
 from mecha_exp.errors import prefixed
 
@@ -27,7 +28,7 @@ _HYDRA = re.compile(r"(?:^|[^\w])hydra(?:[^\w]|$)")
 
 
 class DataFolder(ConfigSource):
-    """A folder whose files are data: they name no code to run, and are no larger than documents may be."""
+    """A folder whose files are data: they name nothing to run, and keep within the limits of documents."""
 
     @staticmethod
     def scheme() -> str:
@@ -64,12 +65,9 @@ class DataFolder(ConfigSource):
             ConfigCompositionException: it changes settings of Hydra that can run code.
         """
         path = self._file(config_path)
-        with prefixed(f"{path}: "):
-            content = read_yaml(path)
-        package = _PACKAGE.search(path.read_text(encoding="utf-8")[:512])
-        header = {"package": package[1] if package else None}
-        _refuse_hydra_settings(content, config_path, header["package"])
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.load(path), header)
+        package, config = read_config(path)
+        _refuse_hydra_settings(as_written(config), config_path, package)
+        return ConfigResult(self.provider, self.full_path(), config, {"package": package})
 
     def _file(self, config_path: str) -> Path:
         name = config_path if config_path.endswith(SUFFIX) else f"{config_path}{SUFFIX}"
@@ -84,6 +82,19 @@ class UserFolder(SearchPathPlugin):
         if folder := USER_FOLDER.get():
             before_schema = SearchPathQuery(provider="schema", path=None)
             search_path.prepend("command-line", f"{SCHEME}://{folder.absolute()}", before_schema)
+
+
+def read_config(path: Path) -> tuple[str | None, DictConfig | ListConfig]:
+    """The package that the header of a file names, and what the file says.
+
+    Raises:
+        DocumentError: it is not YAML, or goes beyond a limit.
+    """
+    with prefixed(f"{path}: "):
+        read_yaml(path)
+    text = path.read_text(encoding="utf-8")
+    package = _PACKAGE.search(text[:512])
+    return package[1] if package else None, OmegaConf.create(text)
 
 
 def _refuse_hydra_settings(content: Any, name: str, package: str | None) -> None:

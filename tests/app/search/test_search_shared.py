@@ -15,7 +15,7 @@ import pytest
 from sweep_folders import records, rows, sweep_of
 from two_experts import INPUTS, write_two_experts
 
-from mecha_exp.app import main
+from mecha_exp.app import loop
 from mecha_exp.app.search.locks import FileLocks, MySQLLocks
 from mecha_exp.app.search.shared_study import SharedStudy
 from mecha_exp.app.search.space import Dimension, Space
@@ -347,14 +347,14 @@ def test_a_process_that_comes_late_reports_nothing_and_the_whole_is_in_another_f
 
 def test_a_process_is_at_work_until_it_has_reported(folder, words, app, no_figures, monkeypatch):
     words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
-    report, alive = main.report_chosen, []
+    report, alive = loop.report_chosen, []
 
     def reported(*arguments):
         study = optuna.load_study(study_name="one", storage=storage_of("study.log"))
         alive.append(FileLocks(Path("study.log")).is_alive(study.user_attrs["mecha_exp_reported"]["worker"]))
         return report(*arguments)
 
-    monkeypatch.setattr(main, "report_chosen", reported)
+    monkeypatch.setattr(loop, "report_chosen", reported)
     outcome = app(*words, "sweep.trials=3", "sweep.storage=study.log")
 
     assert outcome.status == 0, outcome.err
