@@ -31,6 +31,7 @@ class ConfigInference:
         self._fits: dict[ModelNode, list[Detection]] = {}
         self._of_models: dict[ModelNode, ModelConfig] = {}
         self._constant: dict[Node, bool] = {}
+        self._origins: dict[Node, tuple[Node, str | None]] = {}
 
     @staticmethod
     def over(sources: Mapping[ModelNode, Source]) -> ConfigInference:
@@ -155,17 +156,33 @@ class ConfigInference:
 
     def _origin(self, node: Node) -> tuple[Node, str | None]:
         """The first node from this one downwards that decides the config, and the config it declares."""
-        while isinstance(node, MergeNode):
-            if self._is_of_peft(node):
-                node = node.children[1]  # the adapter has the names of its base
-                continue
-            if node.method.choose is not None:
-                return node, self.chosen(node).signature.returned.config
-            below = [child for child in node.children if not self.is_constant(child)] or node.children
-            if node.declared_config or not below:
-                break
-            node = below[0]
-        return node, node.declared_config
+        way: list[Node] = []
+        while node not in self._origins:
+            way.append(node)
+            below = self._next_below(node)
+            if below is None:
+                self._origins[node] = (node, self._declared(node))
+            else:
+                node = below
+        origin = self._origins[node]
+        self._origins.update(dict.fromkeys(way, origin))
+        return origin
+
+    def _declared(self, node: Node) -> str | None:
+        """The config that a node declares; of an interface that chooses, that of the chosen method."""
+        if isinstance(node, MergeNode) and node.method.choose is not None:
+            return self.chosen(node).signature.returned.config
+        return node.declared_config
+
+    def _next_below(self, node: Node) -> Node | None:
+        """The child that decides the config of a call; None where the node decides."""
+        if not isinstance(node, MergeNode):
+            return None
+        if self._is_of_peft(node):
+            return node.children[1]  # the adapter has the names of its base
+        if node.method.choose is not None or node.declared_config:
+            return None
+        return next((c for c in node.children if not self.is_constant(c)), next(iter(node.children), None))
 
     def _is_of_peft(self, node: MergeNode) -> bool:
         """Whether a call of `lora_delta` reads an adapter of PEFT."""

@@ -324,17 +324,18 @@ def walk(
     stack: list[Node | None] = [*reversed(roots)]
     while stack:
         node = stack.pop()
-        below: Sequence[Node] = ()
         if node is None:  # what follows has had its children
             node = stack.pop()
-        elif node not in seen and node not in skip:
-            below = children(node)
-        if below:
+            if node is None or node in seen or node in skip:
+                continue
+        elif node in seen or node in skip:
+            continue
+        elif below := children(node):
             stack += (node, None)
             stack += [child for child in reversed(below) if child not in seen]
-        elif node is not None and node not in seen and node not in skip:
-            seen.add(node)
-            yield node
+            continue
+        seen.add(node)
+        yield node
 
 
 def models_of(*roots: Node, children: Callable[[Node], Sequence[Node]] = children_of) -> list[ModelNode]:

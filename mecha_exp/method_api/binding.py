@@ -47,9 +47,13 @@ class MethodSignature(Declaration):
     """The parameters of a merge method in order, and its result."""
 
     def __getitem__(self, name: str) -> ParameterSpec:
-        return next(p for p in self.parameters if p.name == name)
+        return self._by_name[name]
 
-    @property
+    @cached_property
+    def _by_name(self) -> Mapping[str, ParameterSpec]:
+        return {p.name: p for p in self.parameters}
+
+    @cached_property
     def names(self) -> list[str]:
         """The names of the parameters, in order."""
         return [p.name for p in self.parameters]
@@ -59,7 +63,7 @@ class MethodSignature(Declaration):
         """The `*parameter`, if there is one."""
         return next((p for p in self.parameters if p.variadic), None)
 
-    @property
+    @cached_property
     def reads_other_keys(self) -> bool:
         """Whether the method receives a `StateDict`, and so may read any key."""
         return any(p.is_state_dict for p in self.parameters)

@@ -13,6 +13,7 @@ import math
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -172,22 +173,22 @@ class ParameterSpec:
     help: str = ""
     optional: bool = False
 
-    @property
+    @cached_property
     def required(self) -> bool:
         """Whether a call must have the argument."""
         return self.default is inspect.Parameter.empty
 
-    @property
+    @cached_property
     def is_tensor(self) -> bool:
         """Whether the method receives tensors rather than Python values."""
         return self.interface in (torch.Tensor, object)
 
-    @property
+    @cached_property
     def is_model(self) -> bool:
         """Whether a string argument is a model's path: it is a tensor and not a hyperparameter."""
         return self.is_tensor and self.spaces != ("param",)
 
-    @property
+    @cached_property
     def is_number(self) -> bool:
         """Whether one number is expected."""
         return self.interface in (float, int) or (self.is_tensor and not self.is_model)

@@ -1,25 +1,33 @@
 """Graphs of a thousand nodes, of hundreds of models, and with exponentially many paths."""
 
+import gc
 import sys
+from itertools import chain, repeat
 
+import pytest
 import torch
 from safetensors.torch import save_file
+from test_method_properties import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from torch import Tensor
 
 from mecha_exp import (
     EngineOptions,
     Parameter,
     Return,
+    add_difference,
     deserialize,
     merge,
     merge_method,
     model,
     n_average,
     serialize,
+    subtract,
     weighted_sum,
 )  # fmt: skip
 from mecha_exp.engine import Job, plan
 from mecha_exp.graph.nodes import walk
+from mecha_exp.method_api.method import Kind
+from mecha_exp.method_api.registry import all_methods
 
 DEPTH = 1000
 
@@ -77,31 +85,83 @@ def test_two_hundred_models(tmp_path):
     assert merge(n_average(*paths))["w"].unique() == 99.5
 
 
-def steps_of_plan(depth: int) -> int:
-    """How many steps of Python the plan of a chain of merges takes."""
-    ones, node = model(tensors(1)), model(tensors(0))
-    for place in range(depth):
-        node = weighted_sum(node, ones, alpha=place / DEPTH)
-    steps = 0
+READS_FILES = WITH_DATA | {"omit_non_finite", "take_layers", "take_rows", "rename_keys"}
+"""They take models that are read, or parts of these, and no merge."""
+MERGES = [
+    method
+    for method in all_methods()
+    if method.kind not in (Kind.FACTOR, Kind.INTERFACE)
+    and any(spec.is_model for spec in method.signature.parameters)
+    and method.signature.returned.interface is not str
+    and method.identifier
+    not in READS_FILES | OF_NETWORKS | OF_ADAPTERS | {"omit_component", "pick_component"}
+]
+
+
+def linked(method, so_far, other):
+    """A weight that a method makes of a merge and another model."""
+    difference, rest = subtract(so_far, other), chain([so_far], repeat(other))
+
+    def tensor(spec):
+        return next(rest) if spec.spaces is None or "weight" in spec.spaces else difference
+
+    given = {}
+    for spec in method.signature.parameters:
+        if spec.variadic:
+            given[spec.name] = [tensor(spec), tensor(spec)]
+        elif spec.is_model and spec.required:
+            given[spec.name] = tensor(spec)
+        elif spec.required or (spec.default in (0, 1) and not spec.choices and spec.check(0.3) is None):
+            given[spec.name] = next(v for v in (0.3, *spec.choices, "float16", 1, True) if not spec.check(v))
+    made, problems = method.bind(given)
+    assert not problems, problems
+    if made.merge_space == "param":
+        return weighted_sum(so_far, other, alpha=made)
+    return add_difference(other, made, alpha=0.5) if made.merge_space == "delta" else made
+
+
+def chain_of(method, depth):
+    recipe, other = (model({"w": torch.randn(4, 4), "v": torch.randn(3)}) for _ in range(2))
+    for _ in range(depth):
+        recipe = linked(method, recipe, other)
+    return recipe
+
+
+def calls_of_plan(method, depth):
+    """How many functions the plan of a chain of merges calls."""
+    recipe, calls = chain_of(method, depth), 0
 
     def count(frame, event, _):
-        nonlocal steps
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        steps += event == "opcode"
-        return count
+        nonlocal calls
+        calls += event in ("call", "c_call")
 
-    before = sys.gettrace()
-    sys.settrace(count)
+    before = sys.getprofile()
+    gc.disable()  # what dies late is no work of the plan
+    sys.setprofile(count)
     try:
-        with plan([Job(node, {})]):
+        with plan([Job(recipe, {})]):
             pass
     finally:
-        sys.settrace(before)
-    return steps
+        sys.setprofile(before)
+        gc.enable()
+    return calls
 
 
-def test_a_plan_grows_as_its_graph_does():
-    steps_of_plan(10)  # what is kept for every plan
-    short, middle, long = (steps_of_plan(depth) for depth in (50, 100, 200))
+def growth_of_plan(method, depth):
+    """How many more calls the second doubling of a depth costs than the first."""
+    calls_of_plan(method, 3)  # what is kept for every plan
+    short, middle, long = (calls_of_plan(method, n * depth) for n in (1, 2, 4))
+    return (long - middle) / (middle - short)
 
-    assert long - middle <= 2.1 * (middle - short)
+
+def asks_of_the_whole_model(method):
+    with plan([Job(chain_of(method, 1), {})]) as planned:
+        return bool(planned.trips)
+
+
+@pytest.mark.parametrize("method", MERGES, ids=lambda method: method.identifier)
+def test_a_plan_grows_as_its_graph_does(method):
+    if asks_of_the_whole_model(method):  # each link is a trip of its own, over all links below it
+        assert growth_of_plan(method, 5) <= 4.2
+    else:
+        assert growth_of_plan(method, 10) <= 2.05

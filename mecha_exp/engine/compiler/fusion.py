@@ -110,7 +110,7 @@ def choose_backends(elements: Mapping[Program, int], options: EngineOptions) -> 
         elements: how many elements go through each program.
         options: `fuse` counts.
     """
-    node_elements = sum(n * sum(len(p.nodes) for p in o.full_passes) for o, n in elements.items())
+    node_elements = sum(n * sum(p.size for p in o.full_passes) for o, n in elements.items())
     reason = _reason_against(node_elements, options)
     if reason:
         return {p: reason for program in elements for stage in program.stages for p in stage.passes}

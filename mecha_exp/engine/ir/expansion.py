@@ -7,7 +7,7 @@ from typing import Any
 
 from mecha_exp.engine.ir.calls import run_method
 from mecha_exp.errors import RecipeError
-from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node
+from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import Kind
 from mecha_exp.method_api.parameters import ParameterSpec
@@ -40,13 +40,16 @@ def without_factors(roots: Sequence[Node], unmade: Set[Node], replaced: dict[Nod
         unmade: the factors that make nothing.
         replaced: receives the replacement of each node.
     """
-
-    def plain(node: Node) -> Node:
-        if not isinstance(node, MergeNode) or not node.method.without or unmade.isdisjoint(node.children):
-            return node
-        return expand([node.method.without(**_composite_arguments(node))])[0]
-
-    return rewrite(roots, plain, replaced)
+    expanded: dict[Node, Node] = {}
+    for node in walk(*roots, skip=replaced):
+        rebuilt = node
+        if isinstance(node, MergeNode):
+            rebuilt = node.with_children(replaced)
+            if node.method.without and not unmade.isdisjoint(node.children):
+                expanded.update({child: child for child in rebuilt.children})  # which are expanded
+                (rebuilt,) = expand([node.method.without(**_composite_arguments(rebuilt))], expanded)
+        replaced[node] = rebuilt
+    return tuple(replaced[root] for root in roots)
 
 
 def _composite_arguments(node: MergeNode) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Lays out programs: which stage and which pass of it each node of expanded graphs belongs to.
 
 Reductions and whole-tensor methods end a stage. Within a stage, targets that are read alike share a pass.
+A chain of such methods has as many stages as links, so whatever is done for each stage goes by what is new
+in it, and never over the whole graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,11 +40,10 @@ def compile_program(
         MergeError: a graph that cannot be run key by key.
     """
     nodes = list(walk(*roots))
-    layout = _Layout({}, {}, compute_dtype, sampled)
+    layout = _Layout({}, {}, set(), compute_dtype, sampled)
     for node in nodes:
         layout.place(node)
-    count = max(layout.ready.values(), default=0) + 1
-    stages = tuple(_StageBuilder(index, roots, nodes, layout).build() for index in range(count))
+    stages = _Stages(roots, nodes, layout).build()
     calls: dict[Node, Call] = {
         node: Call(node, layout.extents, compute_dtype, (caches or {}).get(node))
         for node in nodes
@@ -54,10 +54,11 @@ def compile_program(
 
 @dataclass(frozen=True)
 class _Layout:
-    """The extent of each node, and the first stage that can use it."""
+    """The extent of each node, the first stage that can use it, and the nodes that need whole rows."""
 
     extents: dict[Node, Extent]
     ready: dict[Node, int]
+    by_rows: set[Node]
     compute_dtype: torch.dtype
     sampled: bool | None
 
@@ -84,6 +85,11 @@ class _Layout:
         if extent in (Extent.TILE, Extent.SMALL):
             self._refuse_factors(node)
         self.extents[node], self.ready[node] = extent, stage
+        if has_rows(node) or (extent is Extent.TILE and any(map(self._has_rows_in_tiles, node.children))):
+            self.by_rows.add(node)
+
+    def _has_rows_in_tiles(self, node: Node) -> bool:
+        return node in self.by_rows and self.extents[node] is not Extent.SMALL
 
     def _refuse_factors(self, node: Node) -> None:
         for child in node.children:
@@ -107,19 +113,6 @@ class _Layout:
         assert isinstance(node.method, Reduction)
         return self.ready[node] - rounds_of(node.method, self.compute_dtype)
 
-    def tiles_of(self, targets: Sequence[Node]) -> list[Node]:
-        """The values of each tile that the targets need, arguments before their users."""
-        needed: set[Node] = set()
-        stack = [t for t in targets if self.extents[t] is not Extent.SMALL]
-        while stack:
-            node = stack.pop()
-            if node in needed:
-                continue
-            needed.add(node)
-            if self.extents[node] is Extent.TILE:
-                stack.extend(c for c in node.children if self.extents[c] is not Extent.SMALL)
-        return [node for node in self.extents if node in needed]
-
 
 class PassKey(NamedTuple):
     """The traits by which the passes of a stage differ; they run in the order of `PASS_ORDER`."""
@@ -131,82 +124,120 @@ class PassKey(NamedTuple):
 PASS_ORDER = [PassKey(sampled, by_rows) for sampled in (True, False) for by_rows in (False, True)]
 
 
-class _StageBuilder:
-    """Lays out one stage: what runs before its passes, and which pass each target belongs to."""
-
-    def __init__(self, index: int, roots: Sequence[Node], nodes: Sequence[Node], layout: _Layout) -> None:
-        self._index = index
-        self._roots = roots
-        self._nodes = nodes
-        self._calls = [node for node in nodes if isinstance(node, MergeNode)]
-        self._layout = layout
-
-    def build(self) -> Stage:
-        passes = (self._pass(key) for key in PASS_ORDER)
-        return Stage(self._before(), tuple(pass_ for pass_ in passes if pass_ is not None))
-
-    def _before(self) -> tuple[MergeNode | DeferredCall, ...]:
-        """Small and whole-tensor values that can be computed once the stage before has ended."""
-        return tuple(
-            node
-            for node in self._nodes
-            if isinstance(node, MergeNode | DeferredCall)
-            and not isinstance(node.method, Reduction)
-            and self._layout.ready[node] == self._index
-            and self._layout.extents[node] is not Extent.TILE
-        )
-
-    def _pass(self, key: PassKey) -> Pass | None:
-        """The pass of a key with its targets; None where it has none."""
-        reductions = self._buckets[key].reductions
-        kept, outputs = self._buckets[key].kept, self._buckets[key].outputs
-        targets = [*(child for node, _ in reductions for child in node.children), *kept]
-        targets += [root for _, root in outputs]
-        if not targets:
-            return None
-        nodes = tuple(self._layout.tiles_of(targets))
-        return Pass(key.by_rows, nodes, tuple(reductions), tuple(kept), tuple(outputs), key.sampled)
-
-    @cached_property
-    def _buckets(self) -> dict[PassKey, _Targets]:
-        """The targets of the stage by the pass that computes them."""
-        buckets = {key: _Targets() for key in PASS_ORDER}
-        for node, round in self._reductions():
-            key = self._key_of(node, *node.children, sampled=self._layout.takes_sample(node, round))
-            buckets[key].reductions.append((node, round))
-        for tile in self._kept():
-            buckets[self._key_of(tile)].kept.append(tile)
-        for number, root in enumerate(self._roots):
-            if self._layout.extents[root] is not Extent.SMALL and self._layout.ready[root] == self._index:
-                buckets[self._key_of(root)].outputs.append((number, root))
-        return buckets
-
-    def _reductions(self) -> Iterator[tuple[MergeNode, int]]:
-        """The reductions that have a round in this stage, with its number."""
-        for node in self._calls:
-            if isinstance(node.method, Reduction):
-                first = self._layout.first_stage(node)
-                if first <= self._index < self._layout.ready[node]:
-                    yield node, self._index - first
-
-    def _kept(self) -> dict[Node, None]:
-        """The tiles that whole-tensor methods and factors of the next stage need entire."""
-        layout, whole = self._layout, (Extent.WHOLE, Extent.FACTOR)
-        users = [n for n in self._calls if layout.extents[n] in whole and layout.ready[n] == self._index + 1]
-        children = (child for node in users for child in node.children)
-        return {child: None for child in children if layout.extents[child] is Extent.TILE}
-
-    def _key_of(self, *targets: Node, sampled: bool = False) -> PassKey:
-        return PassKey(sampled, any(map(has_rows, (*targets, *self._layout.tiles_of(targets)))))
-
-
-@dataclass
-class _Targets:
+class _Targets(NamedTuple):
     """The results of one pass of a stage."""
 
-    reductions: list[tuple[MergeNode, int]] = field(default_factory=list)
-    kept: list[Node] = field(default_factory=list)
-    outputs: list[tuple[int, Node]] = field(default_factory=list)
+    reductions: list[tuple[MergeNode, int]]
+    kept: dict[Node, None]
+    outputs: list[tuple[int, Node]]
+
+
+class _Stages:
+    """Lays out the stages: what runs before the passes of each, and which pass each target belongs to."""
+
+    def __init__(self, roots: Sequence[Node], nodes: Sequence[Node], layout: _Layout) -> None:
+        count = max(layout.ready.values(), default=0) + 1
+        self._layout = layout
+        self._before: list[list[MergeNode | DeferredCall]] = [[] for _ in range(count)]
+        self._targets = [{key: _Targets([], {}, []) for key in PASS_ORDER} for _ in range(count)]
+        for node in nodes:
+            if isinstance(node, MergeNode) and isinstance(node.method, Reduction):
+                self._add_reduction(node)
+            elif isinstance(node, MergeNode | DeferredCall) and layout.extents[node] is not Extent.TILE:
+                self._add_before(node)
+        for number, root in enumerate(roots):
+            if layout.extents[root] is not Extent.SMALL:
+                self._bucket(layout.ready[root], root).outputs.append((number, root))
+
+    def build(self) -> tuple[Stage, ...]:
+        """The stages in order, each with the passes that have a target."""
+        needed = {key: _Needed(self._layout.extents) for key in PASS_ORDER}
+        return tuple(
+            Stage(
+                tuple(before),
+                tuple(self._pass(key, of[key], needed[key]) for key in PASS_ORDER if any(of[key])),
+            )
+            for before, of in zip(self._before, self._targets, strict=True)
+        )
+
+    def _pass(self, key: PassKey, of: _Targets, needed: _Needed) -> Pass:
+        """The pass of a key for its targets."""
+        reduced = [child for node, _ in of.reductions for child in node.children]
+        targets = (*reduced, *of.kept, *(root for _, root in of.outputs))
+        needed.move_to(targets)
+        return Pass(
+            by_rows=key.by_rows,
+            reductions=tuple(of.reductions),
+            kept=tuple(of.kept),
+            outputs=tuple(of.outputs),
+            sampled=key.sampled,
+            targets=targets,
+            size=needed.size,
+            models=needed.models,
+            extents=self._layout.extents,
+        )
+
+    def _add_reduction(self, node: MergeNode) -> None:
+        """Add the rounds of a reduction, each to its stage."""
+        first = self._layout.first_stage(node)
+        for stage in range(first, self._layout.ready[node]):
+            sampled = self._layout.takes_sample(node, stage - first)
+            targets = self._bucket(stage, node, *node.children, sampled=sampled)
+            targets.reductions.append((node, stage - first))
+
+    def _add_before(self, node: MergeNode | DeferredCall) -> None:
+        """Add a value that can be computed once the stage before has ended, and the tiles it needs entire."""
+        stage = self._layout.ready[node]
+        self._before[stage].append(node)
+        if self._layout.extents[node] is not Extent.SMALL:
+            for child in node.children:
+                if self._layout.extents[child] is Extent.TILE:
+                    self._bucket(stage - 1, child).kept[child] = None
+
+    def _bucket(self, stage: int, *targets: Node, sampled: bool = False) -> _Targets:
+        """The targets of the pass that some targets belong to."""
+        return self._targets[stage][PassKey(sampled, not self._layout.by_rows.isdisjoint(targets))]
+
+
+class _Needed:
+    """The values of each tile that the targets of a pass need, found from those of the pass before.
+
+    Attributes:
+        models: the inputs among them, in the order of the graph.
+    """
+
+    def __init__(self, extents: Mapping[Node, Extent]) -> None:
+        self._extents = extents
+        self._inputs = [node for node in extents if isinstance(node, ModelNode)]
+        self._targets: Sequence[Node] = ()
+        self._users: dict[Node, int] = {}  # of each value, a target being a user of its own
+        self.models: tuple[ModelNode, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many values there are."""
+        return len(self._users)
+
+    def move_to(self, targets: Sequence[Node]) -> None:
+        """Go on to the next pass: only what the two passes do not share is walked through."""
+        if self._change(targets, 1) | self._change(self._targets, -1):
+            self.models = tuple(model for model in self._inputs if model in self._users)
+        self._targets = targets
+
+    def _change(self, targets: Iterable[Node], by: int) -> bool:
+        """Add users of some targets, or take them away; whether a model has come or gone."""
+        changed, stack = False, [*targets]
+        while stack:
+            node = stack.pop()
+            if self._extents[node] is Extent.SMALL:
+                continue
+            before = self._users.pop(node, 0)
+            if after := before + by:
+                self._users[node] = after
+            if not (before and after):
+                changed = changed or isinstance(node, ModelNode)
+                stack += node.children if self._extents[node] is Extent.TILE else ()
+        return changed
 
 
 def has_rows(node: Node) -> bool:

@@ -6,7 +6,7 @@ is a constant whose value comes later than the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +60,16 @@ def _is_of_model(node: Node) -> bool:
     return isinstance(node, MergeNode) and isinstance(node.method, Reduction) and node.method.of_model
 
 
-def model_values_of(*roots: Node) -> list[ModelValue]:
-    """The numbers of the whole model that graphs need, those that others need before them."""
-    return [node for node in walk_through(roots) if isinstance(node, ModelValue)]
+def has_model_values(root: Node) -> bool:
+    """Whether a graph needs numbers of the whole model."""
+    return any(isinstance(node, ModelValue) for node in walk(root))
 
 
-def walk_through(roots: Iterable[Node]) -> Iterable[Node]:
-    """Every node of the graphs, and of what their numbers of the whole model reduce."""
-    return walk(*roots, children=lambda node: (node.call,) if isinstance(node, ModelValue) else node.children)
+def through(node: Node) -> Sequence[Node]:
+    """The nodes below a node; below a number of the whole model, what it reduces."""
+    return (node.call,) if isinstance(node, ModelValue) else node.children
+
+
+def walk_through(roots: Iterable[Node], skip: Container[Node] = ()) -> Iterator[Node]:
+    """Every node of the graphs once, and of what their numbers of the whole model reduce; see `walk`."""
+    return walk(*roots, skip=skip, children=through)

@@ -73,19 +73,40 @@ class Pass:
 
     Attributes:
         by_rows: whether tiles hold whole rows.
-        nodes: what is computed of each tile, arguments before their users.
         reductions: (node, round) whose partial results are taken of each block.
         kept: tiles that are assembled into whole tensors, for the whole-tensor methods of the next stage.
         outputs: (root, node) that are finished here.
         sampled: whether it is over a sample of the data only.
+        targets: what is computed for one of these.
+        size: how many `nodes` there are.
+        models: the inputs that this pass reads.
+        extents: of every node of the program.
     """
 
     by_rows: bool
-    nodes: tuple[Node, ...]
     reductions: tuple[tuple[MergeNode, int], ...]
     kept: tuple[Node, ...]
     outputs: tuple[tuple[int, Node], ...]
-    sampled: bool = False
+    sampled: bool
+    targets: tuple[Node, ...]
+    size: int
+    models: tuple[ModelNode, ...]
+    extents: Mapping[Node, Extent] = field(repr=False)
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """What is computed of each tile, arguments before their users.
+
+        A plan does not ask for it: each pass of a long chain goes through all links below once more.
+        """
+        needed: set[Node] = set()
+        stack = [*self.targets]
+        while stack:
+            node = stack.pop()
+            if node not in needed and self.extents[node] is not Extent.SMALL:
+                needed.add(node)
+                stack += node.children if self.extents[node] is Extent.TILE else ()
+        return tuple(node for node in self.extents if node in needed)
 
     @cached_property
     def is_full(self) -> bool:
@@ -109,11 +130,6 @@ class Pass:
         """The tiles that are kept, or reduced block by block."""
         blocks = (node for node, _ in self.reductions if not is_by_entry(node))
         return frozenset((*self.kept, *(child for node in blocks for child in node.children)))
-
-    @cached_property
-    def models(self) -> list[ModelNode]:
-        """The inputs that this pass reads."""
-        return [node for node in self.nodes if isinstance(node, ModelNode)]
 
 
 @dataclass(frozen=True)
@@ -175,14 +191,26 @@ class Program:
         for index, stage in enumerate(self.stages):
             for node in stage.before:
                 last |= dict.fromkeys(node.children, (index, node))
-            for pass_ in stage.passes:  # which computes its tiles anew, and reads whole tensors
-                read = (node for node in pass_.nodes if self.extents[node] is Extent.WHOLE)
-                last |= dict.fromkeys(read, (index, None))
+        for read, index in self._last_pass.items():  # which computes its tiles anew, and reads whole tensors
+            if self.extents[read] is Extent.WHOLE and index >= last.get(read, (0, None))[0]:
+                last[read] = (index, None)
         released: dict[tuple[int, Node | None], list[Node]] = {}
         for child, moment in last.items():
             if self.extents[child] is not Extent.SMALL:
                 released.setdefault(moment, []).append(child)
         return released
+
+    @cached_property
+    def _last_pass(self) -> Mapping[Node, int]:
+        """The last stage with a pass that needs a value, of each that some pass needs."""
+        last: dict[Node, int] = {}
+        for index, stage in enumerate(self.stages):
+            for pass_ in stage.passes:
+                last |= dict.fromkeys(pass_.targets, index)
+        for node in reversed([*self.extents]):  # users before their arguments
+            if node in last and self.extents[node] is Extent.TILE:
+                last |= {child: max(last[node], last.get(child, 0)) for child in node.children}
+        return last
 
     def unmade(self, shape: tuple[int, ...]) -> frozenset[Node]:
         """The factors that make nothing of a shape, and the tiles that would be kept for them alone."""
@@ -205,14 +233,18 @@ class Program:
         return self._whole[shape]
 
     def _most_held(self, shape: tuple[int, ...]) -> int:
-        held: set[Node] = {node for node in self.extents if isinstance(node, LiteralNode)}
-        most = 0
+        literals = [node for node in self.extents if isinstance(node, LiteralNode)]
+        held: dict[Node, int] = {node: self._elements(node, shape) or 0 for node in literals}
+        total = most = sum(held.values())
         for index, stage in enumerate(self.stages):
+            kept = [node for pass_ in stage.passes for node in pass_.kept]
             for moment in (*stage.before, None):
-                held.update([moment] if moment else (node for pass_ in stage.passes for node in pass_.kept))
-                held -= self.unmade(shape)
-                most = max(most, sum(self._elements(node, shape) or 0 for node in held))
-                held.difference_update(self.released.get((index, moment), ()))
+                for node in [moment] if moment else kept:
+                    if node not in held and node not in self.unmade(shape):
+                        held[node] = self._elements(node, shape) or 0
+                        total += held[node]
+                most = max(most, total)
+                total -= sum(held.pop(node, 0) for node in self.released.get((index, moment), ()))
         return most
 
     def _elements(self, node: Node, shape: tuple[int, ...]) -> int | None:

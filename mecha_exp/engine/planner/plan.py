@@ -296,5 +296,5 @@ def _with_tokenizer(template: Template, taken: Sequence[MergeNode]) -> Template:
 
 def _tile_bytes(program: Program) -> int:
     """The bytes for each element of the tiles that may be alive at once in the widest pass."""
-    values = max((len(p.nodes) for stage in program.stages for p in stage.passes), default=1)
+    values = max((p.size for stage in program.stages for p in stage.passes), default=1)
     return values * program.dtype.itemsize

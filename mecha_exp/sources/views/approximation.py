@@ -103,6 +103,7 @@ class ApproximatedRows(SourceView):
             _require_rows(
                 donor, other, min(axis, len(donor.info(other).shape) - 1), what.donor_rows, what.wanted
             )
+        self._infos: dict[str, TensorInfo] = {}
         self._sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._lock = threading.Lock()
 
@@ -110,10 +111,13 @@ class ApproximatedRows(SourceView):
         return self._keys
 
     def info(self, key: str) -> TensorInfo:
-        info = self._original.info(key)
-        if key not in self._donor_keys:
-            return info
-        return TensorInfo.made(info.dtype, with_tokens(info.shape, self._axes[key], len(self._what.wanted)))
+        if key not in self._infos:  # views lie on views
+            info = self._original.info(key)
+            if key in self._donor_keys:
+                shape = with_tokens(info.shape, self._axes[key], len(self._what.wanted))
+                info = TensorInfo.made(info.dtype, shape)
+            self._infos[key] = info
+        return self._infos[key]
 
     def read_into(self, key: str, start: int, out: torch.Tensor) -> None:
         if key not in self._donor_keys:

@@ -19,7 +19,7 @@ from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.engine.ir.interpreter import run_eagerly
 from mecha_exp.engine.ir.layout import compile_program
-from mecha_exp.engine.ir.model_values import model_values_of, with_model_values
+from mecha_exp.engine.ir.model_values import has_model_values, with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, DeferredRunner
 from mecha_exp.engine.options import AUTO
 from mecha_exp.engine.planner.keys.specialisation import Specialisation
@@ -187,7 +187,7 @@ def weights_of_mean(root: Node, shape: tuple[int, ...]) -> tuple[float, ...] | N
 def _response(root: Node, shape: tuple[int, ...], one: ModelNode) -> float | None:
     """The value of a graph where one model is 1 everywhere and the others 0; None if there is not one."""
     (expanded,) = expand([root])
-    if model_values_of(*with_model_values([expanded])):
+    if has_model_values(*with_model_values([expanded])):
         return None  # what they are hangs on other keys
     program = compile_program([expanded], torch.float64)
     if any(isinstance(node, DeferredCall) for node in program.extents):

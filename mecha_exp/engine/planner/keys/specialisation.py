@@ -101,6 +101,7 @@ class PerKeyGraph:
         self.caches = dict(caches)
         self.lazy = StateDictCalls(self, options)
         self._atoms: dict[tuple[Node, ...], list[Node]] = {}
+        self._candidates: dict[tuple[Node, ...], list[str]] = {}
         self._specialisations: dict[tuple[Any, ...], Specialisation] = {}
         resolved: dict[Node, Node] = {}
         plain = resolve_recipes(roots, self.sources, self.configs, self.lazy.budget, resolved)
@@ -156,9 +157,12 @@ class PerKeyGraph:
 
     def candidates(self, roots: tuple[Node, ...]) -> list[str]:
         """The keys at which graphs may have a value, in the order of their models."""
-        atoms = self.atoms(roots)
-        reading = [atom for atom in atoms if not self.is_constant(atom)] or atoms
-        return list(dict.fromkeys(key for atom in reading for key in self._keys_of_atom(atom)))
+        if roots not in self._candidates:
+            atoms = self.atoms(roots)
+            reading = [atom for atom in atoms if not self.is_constant(atom)] or atoms
+            keys = dict.fromkeys(key for atom in reading for key in self._keys_of_atom(atom))
+            self._candidates[roots] = list(keys)
+        return self._candidates[roots]
 
     def is_constant(self, node: Node) -> bool:
         """Whether no model is read for a node."""

@@ -55,6 +55,7 @@ class StateDictCalls:
         self._relations = Relations(graph)
         self._dry_runs = DryRuns(graph, self._relations, self.dtype_at)
         self._programs: dict[tuple[Node, torch.dtype], Program] = {}
+        self._known: dict[tuple[MergeNode, str], Any] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._cache = ByteCache(self.budget)
 
@@ -62,13 +63,15 @@ class StateDictCalls:
 
     def answer(self, node: MergeNode, key: str) -> Any:
         """The value of a call that is known when a merge is planned; True for any other, or MISSING."""
-        if self.is_known(node):
+        if not self.is_known(node):
+            return MISSING if self.info(node, key) is None else True
+        if (node, key) not in self._known:
             run = self.run if self._graph.is_constant(node) else self._dry_runs.word
             try:
-                return run(node, key)
+                self._known[node, key] = run(node, key)
             except StateDictKeyError:
-                return MISSING
-        return MISSING if self.info(node, key) is None else True
+                self._known[node, key] = MISSING
+        return self._known[node, key]
 
     @property
     def notices(self) -> Iterator[str]:

@@ -16,7 +16,13 @@ import torch
 
 from mecha_exp.checkpoint import TensorInfo, dtype_name
 from mecha_exp.engine.ir.layout import compile_program
-from mecha_exp.engine.ir.model_values import ModelValue, model_values_of, walk_through, with_model_values
+from mecha_exp.engine.ir.model_values import (
+    ModelValue,
+    has_model_values,
+    through,
+    walk_through,
+    with_model_values,
+)
 from mecha_exp.engine.ir.program import DeferredCall, Program
 from mecha_exp.engine.ir.reductions import is_ranked
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure, Trip
@@ -50,11 +56,13 @@ def asked_by(root: Node, expanded: Mapping[Node, Node]) -> Asked:
     """The numbers of the whole model that a graph needs; `expanded` has the expansion of each node."""
     calls = calls_of(root)
     askers: dict[ModelValue, MergeMethod] = {}
-    (whole,) = with_model_values([expanded[root]])
-    if model_values_of(whole):
-        for call in calls:  # arguments before their users, so the innermost comes first
-            for value in model_values_of(*with_model_values([expanded[call]])):
-                askers.setdefault(value, call.method)
+    seen: set[Node] = set()
+    wholes = with_model_values([expanded[call] for call in calls])
+    needed = zip(calls, wholes, strict=True) if has_model_values(wholes[-1]) else ()
+    for call, whole in needed:  # arguments before their users, so the innermost comes first
+        new = [*walk_through([whole], seen)]
+        askers |= {node: call.method for node in new if isinstance(node, ModelValue)}
+        seen.update(new)
     return Asked(askers, frozenset(call.method for call in calls))
 
 
@@ -84,7 +92,7 @@ class TripPlanner:
         self._caches = caches
         self._programs: dict[Any, Program] = {}
         self._structures: dict[tuple[Structure, Program], Structure] = {}
-        self._checked: set[Any] = set()
+        self._checked: dict[int, set[Node]] = {}  # by scope
 
     def trips(self) -> tuple[Trip, ...]:
         """The trips in order: numbers that others need come first.
@@ -96,12 +104,15 @@ class TripPlanner:
         scopes = self._scopes()
         for value, scope in scopes.items():
             self._check(value, scope)
-        levels: dict[ModelValue, int] = {}
-        for value in model_values_of(*scopes):
-            below = [levels[v] for v in model_values_of(value) if v is not value]
-            levels[value] = 1 + max(below, default=-1)
-        order = range(max(levels.values(), default=-1) + 1)
-        return tuple(self._trip({v: scopes[v] for v in levels if levels[v] == level}) for level in order)
+        deepest: dict[Node, int] = {}  # the trips that a value needs, its own included
+        trips: list[dict[ModelValue, _Scope]] = []
+        for node in walk_through(scopes):
+            deepest[node] = max((deepest[below] for below in through(node)), default=0)
+            if isinstance(node, ModelValue):
+                trips += [{}] if deepest[node] == len(trips) else []
+                trips[deepest[node]][node] = scopes[node]
+                deepest[node] += 1
+        return tuple(map(self._trip, trips))
 
     def _scopes(self) -> dict[ModelValue, _Scope]:
         """The keys that count for each number."""
@@ -132,20 +143,19 @@ class TripPlanner:
     def _check(self, value: ModelValue, scope: _Scope) -> None:
         """Check that a number can be found over some keys."""
         name = value.method.identifier
-        leaves = tuple(n for n in walk_through([value]) if isinstance(n, ModelNode | DeferredCall))
-        kind = (is_ranked(value.call), leaves, scope)
-        if kind in self._checked:
-            return
-        self._checked.add(kind)
-        for key in scope:
+        checked = self._checked.setdefault(id(scope), set())
+        new = [*walk_through([value], checked)]
+        checked.update(new)
+        leaves = [node for node in new if isinstance(node, ModelNode | DeferredCall)]
+        for key in scope if leaves else ():
             infos = [self._info(leaf, key.key) for leaf in leaves]
             if any(info is None or info.shape != key.shape for info in infos):
                 raise RecipeError(
                     f"'{name}' is a number of the whole model, and what it reduces is not there at the key "
                     f"'{key.key}' though the recipe merges it. Leave that key out, or give it to every model."
                 )
-        dtypes = {_dtype_of(key): key.key for key in scope}
-        if is_ranked(value.call) and len(dtypes) > 1:
+        dtypes = {_dtype_of(key): key.key for key in scope} if is_ranked(value.call) else {}
+        if len(dtypes) > 1:
             words = " and others in ".join(f"{dtype_name(d)} ('{key}')" for d, key in dtypes.items())
             raise RecipeError(
                 f"'{name}' ranks the values of all keys, of which some are computed in {words}. Compute all "
