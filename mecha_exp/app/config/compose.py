@@ -13,6 +13,7 @@ from pathlib import Path
 import hydra
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
@@ -57,7 +58,7 @@ class Flags:
         """The flags of arguments that are ordered, flags first.
 
         Raises:
-            ConfigError: the user's folder does not exist.
+            ConfigError: the user's folder does not exist, or takes the place of ours.
         """
         words: list[str] = []
         values: dict[str, str] = {}
@@ -68,6 +69,10 @@ class Flags:
             values[name] = value or "".join(rest[:count])
             words += [f"{name}{equals}{value}", *rest[:count]]
             del rest[:count]
+        if not {"--config-path", "-cp"}.isdisjoint(values):
+            raise ConfigError(
+                "--config-path would replace our own configuration: add yours with --config-dir FOLDER."
+            )
         folder = values.get("--config-dir", values.get("-cd"))
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"--config-dir {folder}: there is no such folder.")
@@ -169,10 +174,21 @@ def composer_of(arguments: Sequence[str]) -> Iterator[Composer]:
         ConfigError: the user's folder does not exist; or Hydra rejects something in the block.
     """
     flags = Flags.of(arguments)
-    name = "mecha_exp"  # of the jobs
-    with _user_folder(flags), _in_our_words(), initialize_config_module(CONFIG_MODULE, name, VERSION_BASE):
+    with _user_folder(flags), _in_our_words(), _own_hydra():
         groups = GlobalHydra.instance().config_loader().list_groups("")
         yield Composer(flags, frozenset(groups))
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Set Hydra up for our configuration; a program that uses Hydra itself finds its own one again."""
+    hydra_before, job_before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base=VERSION_BASE, job_name="mecha_exp"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra_before, job_before
 
 
 def answer(arguments: Sequence[str]) -> None:

@@ -99,7 +99,7 @@ def _explain_file(word: str, words: Sequence[str]) -> str | None:
 def explain_flag(flag: str, arguments: Sequence[str], flags: Mapping[str, int]) -> str | None:
     """A message for a word with dashes that is not a flag; None for flags."""
     name, equals, value = flag.partition("=")
-    if name in flags or any(f.startswith(name) and len(name) > 3 for f in flags):
+    if name in flags:
         return None
     bare = name.lstrip("-")
     after = list(arguments[list(arguments).index(flag) + 1 :])[:1] if flag in arguments else []

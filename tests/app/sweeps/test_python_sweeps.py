@@ -3,8 +3,11 @@
 import csv
 from pathlib import Path
 
+import hydra
 import numpy as np
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from sweep_folders import records
 
 import mecha_exp as me
@@ -58,6 +61,16 @@ def test_an_evaluator_that_is_defined_here_measures(folder: Path):
 
     assert {point.settings["alpha"] for point in done.points} == {0.3, 0.5}
     assert all(np.isfinite(point.metrics["first"]) for point in done.points)
+
+
+def test_a_program_that_uses_hydra_finds_its_own_again(folder: Path):
+    with hydra.initialize_config_module("mecha_exp.conf", version_base="1.3"):
+        before = GlobalHydra.instance().hydra
+
+        done = me.sweep({**SHARED, "evaluator": "none"}, {"alpha": [0.3, 0.5]}, quiet=True)
+
+        assert GlobalHydra.instance().hydra is before is not None
+        assert len(done.points) == 2 and not HydraConfig.initialized()
 
 
 @pytest.mark.parametrize(

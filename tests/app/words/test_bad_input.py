@@ -98,6 +98,7 @@ def _model(path: Path, **shapes: tuple[int, ...]) -> str:
             "alpha=range(0.9,0.1,0.2): the range is empty. It has a start, an end and a step: range(1,9,2).",
         ),
         (["--config-dir", "no_conf"], "--config-dir no_conf: there is no such folder."),
+        (["--config-path", "conf"], "--config-path would replace our own configuration"),
         (
             ["hydra.run.dir=s3://bucket/run"],
             "hydra.run.dir=s3://bucket/run: runs and sweeps keep their folders on a disk. Machines share "
