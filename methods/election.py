@@ -34,7 +34,8 @@ def unified(deltas: tuple[Tensor, ...], zero_sum: float) -> Tensor:
     sign = torch.where(total == 0, zero_sum, total.sign())
     largest = torch.zeros_like(total)
     for delta in deltas:
-        largest = torch.maximum(largest, torch.where(delta * sign > 0, delta.abs(), 0))
+        magnitude = torch.where(delta * sign > 0, delta.abs(), 0)
+        largest = torch.where(magnitude > largest, magnitude, largest)
     return sign * largest
 
 

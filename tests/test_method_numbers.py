@@ -36,6 +36,14 @@ def near_models(change: float, dtype: torch.dtype = torch.float32, scale: float 
     return [{key: scale * w.to(dtype) for key, w in model.items()} for model in (*moved, base)]
 
 
+def whole(method: MergeMethod, node: m.RecipeNode, like: StateDict) -> m.RecipeNode:
+    """What a method makes; a mask, of zeros to which it is added times ones."""
+    if method not in MASKS:
+        return node
+    zeros, ones = ({key: torch.full_like(w, x) for key, w in like.items()} for x in (0.0, 1.0))
+    return m.add_difference(zeros, m.subtract(ones, zeros), alpha=node)
+
+
 def merged(
     method: MergeMethod,
     models: list[StateDict],
@@ -43,16 +51,13 @@ def merged(
     dtype: torch.dtype | str = "auto",
     **choices: object,
 ) -> StateDict:
-    """What a method makes of models in float64; a mask, of zeros to which it is added times ones."""
+    """What a method makes of models, in float64."""
     sizes = {
         spec.name: scale * spec.default
         for spec in method.signature.parameters
         if spec.name in IN_UNITS_OF_WEIGHTS.get(method.identifier, ())
     }
-    node = bound(method, models, **sizes, **choices)
-    if method in MASKS:
-        zeros, ones = ({key: torch.full_like(w, x) for key, w in models[0].items()} for x in (0.0, 1.0))
-        node = m.add_difference(zeros, m.subtract(ones, zeros), alpha=node)
+    node = whole(method, bound(method, models, **sizes, **choices), models[0])
     return m.merge(node, options=m.EngineOptions(compute_dtype=dtype, workers=1), dtype=torch.float64)
 
 
@@ -280,3 +285,28 @@ def test_values_with_fractions_are_not_stored_as_what_has_none(dtype, way):
 
     with pytest.raises(m.MechaError, match=r"merged values have fractions, so they are stored as one of"):
         ways[way]()
+
+
+NOT_FUSED = {
+    "add_cosine_a": "it works on rows",
+    "add_cosine_b": "it works on rows",
+    "copy_region": "copy_rows: it asks where its tile lies",
+    "euclidean_add_difference": "mean_square: 'sqrt' is not in the table of operations",
+    "extract": "it works on rows",
+    "geometric_sum": "geometric_mean: 'pow' is not in the table of operations",
+    "multiply_difference": "multiply_difference: 'pow' is not in the table of operations",
+    "multiply_quotient": "multiply_quotient: 'log' is not in the table of operations",
+    "pcb": "balanced_mean: 'maximum' is not in the table of operations",
+    "tensor_sum": "copy_rows: it asks where its tile lies",
+}
+"""The methods of which a pass runs by torch, operation by operation, which takes several times as long."""
+
+
+@pytest.mark.parametrize("method", METHODS, ids=ids)
+def test_a_method_is_fused_into_loops_or_declared_not_to_be(method):
+    node = whole(method, bound(method, near_models(0.1)), near_models(0.1)[0])
+    with m.plan([m.Job(node, {})], m.EngineOptions(fuse="always")) as planned:
+        reasons = [way.removeprefix("eager: ") for way in planned.fused if way.startswith("eager")]
+
+    declared = NOT_FUSED.get(method.identifier)
+    assert reasons == ([declared] if declared else [])
