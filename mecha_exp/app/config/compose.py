@@ -174,19 +174,23 @@ def composer_of(arguments: Sequence[str]) -> Iterator[Composer]:
         ConfigError: the user's folder does not exist; or Hydra rejects something in the block.
     """
     flags = Flags.of(arguments)
-    with _user_folder(flags), _in_our_words(), _own_hydra():
+    with (
+        _user_folder(flags),
+        _in_our_words(),
+        _own_hydra(),
+        initialize_config_module(CONFIG_MODULE, version_base=VERSION_BASE, job_name="mecha_exp"),
+    ):
         groups = GlobalHydra.instance().config_loader().list_groups("")
         yield Composer(flags, frozenset(groups))
 
 
 @contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Set Hydra up for our configuration; a program that uses Hydra itself finds its own one again."""
+    """Leave Hydra's globals to us; a program that uses Hydra itself finds its own ones again."""
     hydra_before, job_before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_module(CONFIG_MODULE, version_base=VERSION_BASE, job_name="mecha_exp"):
-            yield
+        yield
     finally:
         GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra_before, job_before
 
@@ -205,7 +209,7 @@ def answer(arguments: Sequence[str]) -> None:
     sys.argv = [sys.argv[0], *_without_folder(flags.words), *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # an error is raised, and not printed in Hydra's words
     try:
-        with _user_folder(flags), _in_our_words():
+        with _user_folder(flags), _in_our_words(), _own_hydra():
             hydra.main(
                 version_base=VERSION_BASE, config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME
             )(lambda config: None)()

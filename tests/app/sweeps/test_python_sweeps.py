@@ -65,12 +65,21 @@ def test_an_evaluator_that_is_defined_here_measures(folder: Path):
 
 def test_a_program_that_uses_hydra_finds_its_own_again(folder: Path):
     with hydra.initialize_config_module("mecha_exp.conf", version_base="1.3"):
-        before = GlobalHydra.instance().hydra
+        hydra_before, job_before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
 
         done = me.sweep({**SHARED, "evaluator": "none"}, {"alpha": [0.3, 0.5]}, quiet=True)
 
-        assert GlobalHydra.instance().hydra is before is not None
-        assert len(done.points) == 2 and not HydraConfig.initialized()
+        assert len(done.points) == 2
+        assert GlobalHydra.instance().hydra is hydra_before is not None
+        assert HydraConfig.instance().cfg is job_before
+
+
+def test_an_answer_of_hydra_leaves_nothing_behind(app, folder: Path):
+    before = HydraConfig.instance().cfg
+
+    assert app("recipe=ties", "--cfg", "job").status == 0
+
+    assert HydraConfig.instance().cfg is before and not GlobalHydra.instance().is_initialized()
 
 
 @pytest.mark.parametrize(
