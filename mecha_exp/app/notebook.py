@@ -109,7 +109,7 @@ class SweepResult:
 
         console = Console(width=110, highlight=False)
         with console.capture() as captured:
-            console.print(*terminal_tables(self._results, console.width), sep="\n")
+            console.print(*terminal_tables(self._results, console.width, is_whole=True), sep="\n")
         return captured.get().rstrip()
 
     def _repr_html_(self) -> str:

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         outcome = remake(
             original, options.models_dir, options.output, Path(scratch), options.anyway, options.plugin
         )
-    print_json(_data(original, outcome)) if options.json else _show(original, outcome)
+    print_json(_data(original, outcome)) if options.json else _show(original, outcome, options.output)
     return 0 if outcome.identical else 1
 
 
@@ -146,11 +146,13 @@ def _data(original: Original, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _show(original: Original, outcome: Outcome) -> None:
+def _show(original: Original, outcome: Outcome, output: Path | None = None) -> None:
     print_line(f"{original.name}, from {original.source}")
     _list("inputs", outcome.inputs)
     if outcome.identical:
         print_line(f"identical: {outcome.compared}")
+        if output is not None:
+            print_line(f"the model: {output}")
         if outcome.environment:
             _list("and that although there is another", outcome.environment)
         return

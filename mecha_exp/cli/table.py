@@ -94,7 +94,7 @@ def _show(results: Results, folders: Sequence[Path], options: argparse.Namespace
     elif options.csv:
         write_csv(results, sys.stdout)
     else:
-        stdout.print(*terminal_tables(results, stdout.width), sep="\n")
+        stdout.print(*terminal_tables(results, stdout.width, is_whole=True), sep="\n")
         for note in notes:
             print_line(note)
         for folder in folders:

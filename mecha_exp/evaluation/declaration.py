@@ -129,7 +129,7 @@ class Evaluator:
     def with_splits(self, arguments: Mapping[str, Any]) -> Evaluator:
         """The evaluator; without splits where the parameter named like the last one (`test`) is not set."""
         parameter = self.parameters.get(self.report_split or "")
-        if parameter is None or arguments.get(parameter.name, parameter.default) is not None:
+        if parameter is None or arguments.get(parameter.name, parameter.default) not in (None, False):
             return self
         return replace(self, splits=())
 

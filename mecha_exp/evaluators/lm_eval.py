@@ -24,7 +24,7 @@ from mecha_exp.evaluators.harness.backends import HF, VLLM, check_backend, check
 from mecha_exp.evaluators.harness.parts import check_parts
 from mecha_exp.evaluators.harness.requests import kept_answers, shown_requests
 from mecha_exp.evaluators.harness.summary import summary_of
-from mecha_exp.evaluators.harness.tasks import load_tasks, local_files
+from mecha_exp.evaluators.harness.tasks import LoadedTasks, load_tasks, local_files
 
 __all__ = ["lm_eval"]
 
@@ -61,7 +61,12 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
         check_backend(backend)
     kind, device, dtype = _kind(folder), parameters["device"], parameters["dtype"]
     check_network(folder, shapes, kind, device=device, dtype=dtype, context=context)
-    loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
+    loaded = _loaded(context, parameters)
+    with calm(offline=context.offline):
+        if parameters["test"]:
+            loaded.check_splits("evaluator.test=true")
+        elif (split := parameters["split"]) is not None:
+            loaded.check_split(split, f"evaluator.split={split}")
     if (score := parameters["score"]) is not None:
         for name, task in loaded.tasks.items():
             _check_score(name, str(score).partition(",")[0], list(task.aggregation()))
@@ -69,11 +74,16 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
 
 def _check_examples(shapes: Shapes, context: Context, parameters: Options) -> None:
     """Check that examples of all tasks have values of their own, the same in a part as among all."""
-    loaded = load_tasks(_names(parameters["tasks"]), parameters["include_path"], offline=context.offline)
+    loaded = _loaded(context, parameters).on(parameters["split"])
     chosen = [parameters[name] for name in ("num_fewshot", "gen_kwargs", "score")]
     import_module("lm_eval.evaluator")  # which `calm` keeps from more than is asked
     with calm(offline=context.offline), shown_requests(context):
         check_parts(loaded, *chosen)
+
+
+def _loaded(context: Context, parameters: Options) -> LoadedTasks:
+    names, include = _names(parameters["tasks"]), parameters["include_path"]
+    return load_tasks(names, include, offline=context.offline)
 
 
 def _check_score(task: str, metric: str, known: Sequence[str]) -> None:
@@ -97,6 +107,7 @@ def _kind(folder: ModelFolder) -> str:
     "lm_eval",
     metric="score",
     units={"score": "the first metric of each task, mean over tasks"},
+    splits=("validation", "test"),
     libraries=("lm_eval", "transformers", "datasets"),
     extra="lm",
     check=_check,
@@ -110,6 +121,8 @@ def lm_eval(
     *,
     context: Context,
     tasks: Any,
+    test: bool | None = None,
+    split: str | None = None,
     limit: Any = None,
     num_fewshot: int | None = None,
     batch_size: Any = None,
@@ -132,6 +145,9 @@ def lm_eval(
         state_dict: the weights under the names of the saved model.
         context: its inputs have the configuration and the tokenizer.
         tasks: names of tasks, groups and tags, and paths of YAML files.
+        test: whether points are chosen by the validation split of each task and reported on its test split.
+        split: `validation` or `test`; None is the split that the library takes: `test`, or `validation` of
+            tasks that have no other.
         limit: examples for each task: a count, or a fraction below 1; None for all.
         num_fewshot: examples in the prompt; None for the task's own number.
         batch_size: examples at once: a number, or `auto`. None is 1, and `auto` for vllm.
@@ -163,10 +179,9 @@ def lm_eval(
     from lm_eval import simple_evaluate
 
     folder = folder_of(context, locals())
-    names = _names(tasks)
-    loaded = load_tasks(names, include_path, offline=context.offline)
+    loaded = _loaded(context, locals()).on(split)
     settings = {
-        "tasks": names,
+        "tasks": _names(tasks),
         "limit": limit,
         "num_fewshot": num_fewshot,
         "apply_chat_template": apply_chat_template,

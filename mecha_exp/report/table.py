@@ -17,7 +17,11 @@ from mecha_exp.report.results import MISSING, Results
 from mecha_exp.report.settings import Estimate, Setting
 from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes
 
+_SHORT = 12
+"""Settings of several methods that are shown without being asked for; of more, the best of each method."""
 MAX_ROWS = 200
+_SHORT = 12
+"""Settings of several methods that are shown without being asked for; of more, the best of each method."""
 MAX_CELL = 32
 EDGES = 1
 """The columns of a terminal that a table needs beside those of its cells."""
@@ -146,13 +150,20 @@ def _drawn(results: Results, layout: _Layout) -> Table:
     return table
 
 
-def terminal_tables(results: Results, width: int) -> list[Table | Text]:
-    """The whole table, the best setting of each method, what their marks mean, and the verdict."""
-    parts = [results, *([] if results.best_of_each is None else [results.best_of_each])]
-    layouts = [_Layout.of(part, width) for part in parts]
-    tables = [_drawn(part, layout) for part, layout in zip(parts, layouts, strict=True)]
-    notes = [*_footnotes(results, [e for layout in layouts for e in layout.estimates]), *conclusion(results)]
-    return [*tables, *map(Text, notes)]
+def terminal_tables(results: Results, width: int, *, is_whole: bool = False) -> list[Table | Text]:
+    """The table of a sweep, what its marks mean, and the verdict.
+
+    Args:
+        results: of the sweep.
+        width: of the terminal.
+        is_whole: whether every setting is shown; of many settings of several methods the best of each
+            method are shown otherwise.
+    """
+    short = None if is_whole or len(results.settings) <= _SHORT else results.best_of_each
+    layout = _Layout.of(short or results, width)
+    notes = [*_footnotes(results, layout.estimates), *conclusion(results)]
+    more = [] if short is None else [f"all {len(results.settings)} settings: python -m mecha_exp table"]
+    return [_drawn(short or results, layout), *map(Text, [*more, *notes])]
 
 
 def _footnotes(results: Results, estimates: Sequence[Estimate]) -> list[str]:

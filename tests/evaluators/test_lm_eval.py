@@ -169,6 +169,62 @@ def test_chats_and_generation_are_those_of_the_library(llamas, word_task, tmp_pa
             assert ours.metrics[f"word_choice/{name.removesuffix(',none')}"] == value
 
 
+@pytest.fixture
+def two_splits(word_task) -> Path:
+    """A task whose validation split has other documents than its test split."""
+    folder = word_task(count=30)
+    lines = (folder / "words.jsonl").read_text().splitlines()
+    (folder / "words.jsonl").write_text("\n".join(lines[:18]))
+    (folder / "validation.jsonl").write_text("\n".join(lines[18:]))
+    task = folder / "word_choice.yaml"
+    files = f"{{data_files: {{validation: {folder / 'validation.jsonl'}, "
+    text = task.read_text().replace("{data_files: {", files)
+    task.write_text(f"validation_split: validation\n{text.lstrip()}")
+    return folder
+
+
+@pytest.mark.parametrize("shots", [0, 3])
+def test_points_are_chosen_on_validation_and_reported_on_test(shots: int, two_splits: Path, llamas):
+    settings = {"include_path": str(two_splits), "num_fewshot": shots}
+    read, weights, context = scoring(llamas[0], test=True, **settings)
+    reported = read.on("test")
+
+    chosen = read.measure_one(read.evaluations[0], weights, context)
+    final = reported.measure_one(reported.evaluations[0], weights, context)
+
+    assert (len(chosen.outcomes.values["word_choice"]), len(final.outcomes.values["word_choice"])) == (12, 18)
+    assert final.metrics == measured(llamas[0], **settings).metrics
+    text = (two_splits / "word_choice.yaml").read_text()
+    (two_splits / "word_choice.yaml").write_text(text.replace("test_split: test", "test_split: validation"))
+    assert chosen.metrics == measured(llamas[0], **settings).metrics
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "new", "message"),
+    [
+        (
+            "test",
+            "validation_split: validation\n",
+            "",
+            "evaluator.test=true: no validation split has wo",
+        ),
+        (
+            "test",
+            "validation.jsonl",
+            "words.jsonl",
+            "evaluator.test=true: the task word_choice: thes",
+        ),
+        ("split", "", "", "evaluator.split=train: expected validation or test"),
+    ],
+)
+def test_splits_that_cannot_be_used_are_an_error_before(setting, old, new, message, two_splits, llamas):
+    task = two_splits / "word_choice.yaml"
+    task.write_text(task.read_text().replace(old, new))
+
+    with pytest.raises(ConfigError, match=message):
+        scoring(llamas[0], include_path=str(two_splits), **{setting: "train" if setting == "split" else True})
+
+
 def test_a_task_is_found_by_its_file(llamas, word_task):
     file = word_task() / "word_choice.yaml"
 

@@ -81,10 +81,14 @@ def _compare_tensors(key: str, a: torch.Tensor, b: torch.Tensor) -> list[str]:
     return [f"{key}: {count:,} of {counted(a.numel(), 'value')}, by up to {largest:.3g}"]
 
 
-def compare_numbers(original: Original, point: Point, outcome: Outcome) -> None:
-    """Merge in memory and compare the evaluators' numbers, for a result whose model was not kept."""
+def compare_numbers(original: Original, point: Point, target: Path | None, outcome: Outcome) -> None:
+    """Merge in memory and compare the evaluators' numbers, for a result whose model was not kept.
+
+    It is written to `target` in the same pass, unless that is None.
+    """
     merged: dict[str, torch.Tensor] = {}
-    with plan([point.job(merged)], point.options) as planned:
+    jobs = [point.job(merged), *([] if target is None else [point.job(target.absolute())])]
+    with plan(jobs, point.options) as planned:
         report = run_plan(planned)
         scoring = point.read_scoring(planned)
     now = dict(scoring.measure(merged, point.context))

@@ -73,9 +73,12 @@ def remake(
     point = _point(original, _moved(recipe, here), scratch)
     outcome.made = True
     if original.sha256:
-        compare_bytes(original, point, output or scratch / _model_name(original, point), outcome)
+        target = scratch / _model_name(original, point) if output is None else output
+        if is_file_name(Path(_model_name(original, point))) and not is_file_name(target):
+            target = target / _model_name(original, point)  # a file has the bytes of a file
+        compare_bytes(original, point, target, outcome)
     else:
-        compare_numbers(original, replace(point, output=None), outcome)
+        compare_numbers(original, replace(point, output=output), output, outcome)
     outcome.identical = not outcome.differences
     return outcome
 

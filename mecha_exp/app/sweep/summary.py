@@ -152,9 +152,11 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
             note_results(record, conclusion(results))
     for note in notes_of(results):
         print_line(note)
+    if (number := results.numbers.get(id(results.best))) is not None:
+        print_line(f"the best model {_model_of(results.best, folder / str(number))}")
     for title, name in _SHOWN.items():
         if folder / name in written:
-            print_line(f"{title:<14}{folder / name}")
+            print_line(f"{title:<15}{folder / name}")
     if sweep.tracking_error:
         raise TrackingError(sweep.tracking_error)
     if sweep.parent_run:
@@ -165,6 +167,13 @@ def _summarise(sweep: Sweep, folder: Path, tracking: Tracking, results: Results)
     sweep.complete = not failed and not sweep.underway
     sweep.save(folder)
     return sweep.complete
+
+
+def _model_of(record: Record | None, folder: Path) -> str:
+    """Where the model of a point lies, or the command that makes it."""
+    if record is not None and record.model and Path(record.model).exists():
+        return str(record.model)
+    return f"python -m mecha_exp reproduce {shlex.quote(str(folder))} --output best"
 
 
 def _by_error(failed: Sequence[Record]) -> dict[str, str]:

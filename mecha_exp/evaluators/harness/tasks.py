@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from mecha_exp.documents import MAX_YAML, parse_yaml_documents, read_bytes
 from mecha_exp.errors import ConfigError, did_you_mean, nearest, shortened, some
 from mecha_exp.evaluators.common.libraries import calm
+from mecha_exp.evaluators.common.tables import require_other_examples
 
 _UNDEFINED = re.compile(r"'([^']+)' is undefined")
 
@@ -33,6 +34,53 @@ class LoadedTasks:
     def alone(self, name: str) -> LoadedTasks:
         """One of the tasks."""
         return LoadedTasks({name: self.tasks[name]}, {})
+
+    def on(self, split: str | None) -> LoadedTasks:
+        """The tasks with the examples of a split; None is the split that the library takes."""
+        return self._on_validation if split == "validation" else self
+
+    @cached_property
+    def _on_validation(self) -> LoadedTasks:
+        """The tasks with the examples of their validation splits in place of those of their test splits.
+
+        The name of the split is changed, and not left out: by it the library knows that an example must not
+        be among its own few-shot examples.
+        """
+        tasks = {name: _copy(task) for name, task in self.tasks.items()}
+        for task in tasks.values():
+            task._config.test_split = task.config.validation_split
+        return LoadedTasks(tasks, self._groups)
+
+    def check_split(self, split: str, where: str) -> None:
+        """Check that each task has a split.
+
+        Args:
+            split: `validation` or `test`.
+            where: the place in the configuration, for the message.
+
+        Raises:
+            ConfigError: there is no such split, or a task lacks it.
+        """
+        if split not in ("validation", "test"):
+            raise ConfigError(f"{where}: expected validation or test.")
+        lacking = [n for n, task in self.tasks.items() if not getattr(task.config, f"{split}_split", None)]
+        if lacking:
+            raise ConfigError(
+                f"{where}: no {split} split has {some(lacking)}. Leave out these tasks, or the setting."
+            )
+
+    def check_splits(self, where: str) -> None:
+        """Check that each task has a validation and a test split, of different examples.
+
+        Raises:
+            ConfigError: one has not, or a label of a user's task is beyond its choices.
+        """
+        for split in ("validation", "test"):
+            self.check_split(split, where)
+        for name, task in self._on_validation.tasks.items():
+            _check_labels(task)
+            validation, test = (map(repr, part.eval_docs) for part in (task, self.tasks[name]))
+            require_other_examples(validation, test, f"{where}: the task {name}")
 
     def among(self, examples: Mapping[str, Sequence[int]]) -> LoadedTasks:
         """The tasks that have some examples, with the same few-shot examples for each as among all."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.table import Table
 
 from mecha_exp.errors import ConfigError
 from mecha_exp.report import Results, terminal_table, terminal_tables, write_all
@@ -58,6 +59,9 @@ METHODS = Results(
         )
     ],
 )  # fmt: skip
+MANY = replace(
+    METHODS, records=[*METHODS.records, *(record(0.1, recipe="ties", alpha=2 + i) for i in range(10))]
+)
 CURVE = Results("curve", ["alpha"], [record(0.6, alpha=0.3), record(0.8, alpha=0.5), record(0.7, alpha=0.7)])
 SEEDS = Results(
     "seeds", ["alpha", "seed"], [record(a + s / 100, alpha=a, seed=s) for a in (0.3, 0.5) for s in (1, 2, 3)]
@@ -93,35 +97,22 @@ def test_a_table_with_many_columns_has_a_line_for_each_row():
         assert [line.split()[:3] for line in lines if "ties" in line] == [["ties", "0.5000", "*"]], width
 
 
-def test_where_methods_are_compared_the_best_of_each_has_a_table_of_its_own(tmp_path: Path):
-    whole, short = terminal_tables(METHODS, 100)
+def test_of_many_settings_of_methods_the_best_of_each_are_shown(tmp_path: Path):
     console = Console(width=100, no_color=True, file=io.StringIO())
-    console.print(short)
+    console.print(*terminal_tables(MANY, 100))
     write_all(METHODS, COMMAND, tmp_path)
 
     lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["the", "best", "of", "each", "recipe"]
     assert lines[3:5] == [["ties", "0.5", "0.9000", "*"], ["slerp", "0.3", "0.7000"]]
-    assert whole.row_count == 6 and short.row_count == 3  # the input stands below both
+    assert "all 15 settings: python -m mecha_exp table" in console.file.getvalue()
+    (whole,) = [part for part in terminal_tables(MANY, 100, is_whole=True) if isinstance(part, Table)]
+    assert whole.row_count == 16  # the input stands below
     page = (tmp_path / "report.html").read_text()
     assert page.index("<h2>The best of each recipe</h2>") < page.index("<h2>Results</h2>")
     with (tmp_path / "sweep.csv").open() as file:
         marked = [row["name"] for row in csv.DictReader(file) if row["best_of_recipe"] == "true"]
     assert marked == ["recipe=ties,alpha=0.5", "recipe=slerp,alpha=0.3"]
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        CURVE,
-        Results("one point each", ["recipe"], [record(0.1, recipe="ties"), record(0.2, recipe="slerp")]),
-        Results("zip", ["recipe", "a"], [record(0.1, recipe="ties", a=1), record(0.2, recipe="sce", a=2)]),
-        Results("not judged", ["recipe", "a"], [record(status=FAILED, recipe="ties", a=a) for a in (1, 2)]),
-    ],
-    ids=lambda results: results.title,
-)
-def test_other_sweeps_have_one_table(results: Results):
-    assert len(terminal_tables(results, 100)) == 1
 
 
 def test_less_is_better_where_the_evaluator_says_so():

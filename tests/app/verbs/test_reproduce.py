@@ -120,6 +120,22 @@ def test_by_the_numbers_where_no_model_was_kept(app, folder, outcome):
     assert [d.split(" ")[:2] for d in found["differences"]] == [["accuracy:", "0.123"]]
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("name", ["best.safetensors", "best"])
+def test_the_model_is_written_where_it_is_asked_for(app, inputs, outcome, name: str, is_kept: bool):
+    app(*MERGE, *([] if is_kept else ["output=none"]))
+
+    status, found = outcome(str(only_run(inputs)), "--output", name)
+
+    assert status == 0, found
+    again = inputs / name if name.endswith(".safetensors") else inputs / name / "model.safetensors"
+    shutil.rmtree(only_run(inputs))
+    app(*MERGE, "output.path=straight.safetensors", "rerun=always")
+    tensors, straight = load_file(again), load_file(inputs / "straight.safetensors")
+    assert tensors.keys() == straight.keys()
+    assert all(torch.equal(tensors[key], straight[key]) for key in straight)
+
+
 def test_an_input_that_is_missing_is_named_with_its_hash(app, inputs, outcome):
     app(*MERGE, "output.path=m.safetensors")
     (inputs / "a.safetensors").unlink()
