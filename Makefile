@@ -20,6 +20,7 @@ help: ## list the targets (the default)
 demo: .venv/.app ## install into .venv, then run an ablation on the bundled models
 	@echo '$(DEMO)'
 	@PATH="$(BIN):$$PATH" $(DEMO)
+	@echo 'Next: source .venv/bin/activate, then the same command, or one of README.md'
 
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8

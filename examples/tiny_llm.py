@@ -116,6 +116,7 @@ def write(folder: Path) -> None:
     """Train the four models and write them with their tasks."""
     import transformers
 
+    transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
     draw = random.Random(0)
     asked = {kind: questions(kind, draw) for kind in TEMPLATES}

@@ -25,10 +25,14 @@ PREFIX = "python -m mecha_exp "
 
 
 def blocks(language: str, *marks: pytest.MarkDecorator) -> list[object]:
-    """The examples of all pages in a language; those of pages other than the README have the marks."""
+    """The examples of all pages in a language; those of pages other than the README have the marks.
+
+    Those of tutorials build on each other: `tests/doors` runs them.
+    """
     return [
         pytest.param(match[2], id=f"{page.name}-{number}", marks=marks if page.name != "README.md" else ())
         for page in PAGES
+        if not page.name.startswith("tutorial-")
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")))
         if match[1] == language
     ]
