@@ -57,7 +57,7 @@ def started(folder: Path, *words: str) -> subprocess.Popen:
 
 def await_records(folder: Path, head: subprocess.Popen, count: int = 2) -> None:
     """Wait until so many points have run."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(list((folder / "sweep").glob("*/run.json"))) < count:
         assert head.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
         time.sleep(0.05)

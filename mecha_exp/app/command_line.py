@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.adaptive.points import MAKERS, AdaptivePoints
 from mecha_exp.app.checks.names import (
-    check_distinct_outputs,
     check_names,
     check_options,
+    check_outputs,
     check_removals,
     check_used,
     values_of,
@@ -32,6 +32,7 @@ from mecha_exp.app.checks.unused_settings import check_unused
 from mecha_exp.app.config.compose import Composer, composer_of
 from mecha_exp.app.config.grid import Grid
 from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.config.method_recipes import GROUP
 from mecha_exp.app.config.overrides import parse_override, set_values, unchecked
 from mecha_exp.app.search.space import MODE as SEARCH
 from mecha_exp.app.search.space import SearchedPoints, searched_points
@@ -44,6 +45,7 @@ from mecha_exp.app.words.reader import read
 from mecha_exp.app.words.wildcards import expand_each, has_stars, places_of
 from mecha_exp.errors import ConfigError, Problems
 from mecha_exp.lab.points import LABELS, Setting
+from mecha_exp.plugins import load_plugins
 
 OUR_SWEEPER = "lab"
 
@@ -126,6 +128,7 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     check_removals(parsed, composer, problems)
     problems.raise_as(ConfigError)
     chosen = [override for override in parsed if composer.is_group(override)]
+    _load_methods(parsed, composer)
     for override in chosen:
         check_options(override, composer, problems)
     problems.raise_as(ConfigError)
@@ -146,13 +149,21 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     jobs = [_job(words, points.parameters) for words in sweep.words]
     check_used(keys, points, problems)
     check_unused(points, [*sweep.swept, *LABELS], sweep.own, problems)
-    if is_sweep:
-        check_distinct_outputs(points, problems)
+    check_outputs(points, problems)
     problems.raise_as(ConfigError)
     searched = sweep if isinstance(sweep, SearchedPoints) else None
     adaptive = sweep if isinstance(sweep, AdaptivePoints) else None
     more = (sweep.left_out, sweep.notes, searched, adaptive)
     return CommandLine(typed, composer, completed, is_sweep, sweep.swept, points[0], points, jobs, *more)
+
+
+def _load_methods(parsed: Sequence[Override], composer: Composer) -> None:
+    """Load the plugins of a command line that chooses a recipe of no file: it may be a method of theirs."""
+    files = composer.options(GROUP)
+    recipes = [name for o in parsed if o.key_or_group == GROUP for name in values_of(o)]
+    if any(isinstance(name, str) and name not in files for name in recipes):
+        named = [o.value() for o in parsed if o.key_or_group == "plugins"]
+        load_plugins([str(plugin) for value in named if isinstance(value, list) for plugin in value])
 
 
 def _parsed(words: Sequence[str], problems: Problems) -> list[Override]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
-from mecha_exp.app.checks.unused_settings import idle_experts
+from mecha_exp.app.checks.unused_settings import idle_experts, is_base_idle
 from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.config.compose import multirun_config
 from mecha_exp.app.config.jobs import Batch, enter
@@ -239,6 +239,9 @@ def say_what_is_left_out(line: CommandLine) -> None:
         if idle := idle_experts(config):
             recipe = config.hydra.runtime.choices.recipe
             print_line(f"models.experts: {recipe} runs without {', '.join(idle)}")
+    firsts = {id(point.base): point for point in reversed(line.points.points)}
+    if idle := [str(p.base.hydra.runtime.choices.recipe) for p in firsts.values() if is_base_idle(p)]:
+        print_line(f"models.base: not of {', '.join(reversed(idle))}, which merge the experts alone")
     for key, recipes in line.left_out.items():
         print_line(f"{key}: not of {', '.join(recipes)}, which run without it")
     for note in line.notes:

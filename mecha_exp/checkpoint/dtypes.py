@@ -1,6 +1,7 @@
 """The dtypes of safetensors files: names, sizes, torch dtypes, and which of them take part in arithmetic."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,7 +141,17 @@ def parse_dtype(text: str) -> torch.dtype:
     try:
         return _SPELLINGS[name]
     except KeyError:
-        raise ConfigError(f"unknown dtype {text!r}.{did_you_mean(name, _SPELLINGS)}") from None
+        raise ConfigError(f"unknown dtype {text!r}.{_dtype_meant(name)}") from None
+
+
+def _dtype_meant(name: str) -> str:
+    """The hint for an unknown dtype; several are meant by `fp8`."""
+    if re.fullmatch(r"(fp|f|float)_?8", name):
+        return (
+            " f8_e4m3 and f8_e5m2 store values as they are; output.quantize=fp8_scaled stores them with a "
+            "scale for each tensor, which loses less, and is what ComfyUI reads."
+        )
+    return did_you_mean(name, _SPELLINGS)
 
 
 def floating_dtype(value: torch.dtype | str) -> torch.dtype:

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.app.config.method_recipes import recipe_text
 from mecha_exp.architectures import ModelConfig, get_all, get_all_adapters, resolve
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli.arguments import add_models_dir, make_parser
+from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.errors import CheckpointError, ConfigError, brief, did_you_mean, nearest
 from mecha_exp.inspection import methods
-from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.inspection.model import describe_model, show_model
 from mecha_exp.inspection.model_config import describe_config, show_config, show_configs, summary_of
 from mecha_exp.method_api.registry import all_methods, resolve_method
-from mecha_exp.plugins import load_model_configs
+from mecha_exp.plugins import load_model_configs, load_plugins
 from mecha_exp.sources.search import find_model
 
 EXAMPLE = """\
@@ -122,9 +122,11 @@ def _describe_methods(arguments: list[str]) -> int:
     form.add_argument("--json", action="store_true", help="as JSON, for other programs")
     form.add_argument("--markdown", action="store_true", help="the list as in docs/methods.md")
     form.add_argument("--recipe", action="store_true", help="a recipe file to begin with, for one method")
+    add_plugins(parser)
     options = parser.parse_args(arguments)
     if options.recipe and not options.name:
         parser.error("--recipe needs the NAME of a method")
+    load_plugins(options.plugin)
     requested = [resolve_method(options.name)] if options.name else all_methods()
     if options.recipe:
         sys.stdout.write(recipe_text(requested[0]))

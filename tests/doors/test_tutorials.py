@@ -1,4 +1,4 @@
-"""The tutorials, as a newcomer would follow them: each command and program of a page in order, in one folder."""
+"""The tutorials, as a newcomer follows them: all commands and programs of a page in order, in one folder."""
 
 import os
 import re

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 
 from mecha_exp.app.config.compose import Composer
 from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, used_by
+from mecha_exp.app.config.method_recipes import GROUP, names_of_methods
 from mecha_exp.app.recipes.templates import is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import recipes_with
-from mecha_exp.app.words.plain_data import as_written, entry
+from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
 from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
@@ -39,6 +41,7 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
     """Whether the options that an override chooses exist."""
     group = override.key_or_group
     options = composer.options(group) | set(PRESETS if group == "blocks" else ())
+    options |= names_of_methods() if group == GROUP else set()
     for name in values_of(override):
         if group == "hydra/launcher" and name in _PER_POINT:
             problems.add(
@@ -140,7 +143,7 @@ def _nearest(name: str, known: Sequence[str], used: set[str]) -> str:
     near = likely or difflib.get_close_matches(name, known, cutoff=0.75)
     if near:
         return did_you_mean(name, near)
-    others = recipes_with(name)
+    others = recipes_with(name) if len(used) != 1 else []  # where there is one, that one is meant
     of_others = f" '{name}' belongs to {some((f'recipe={r}' for r in others), 4)}." if others else ""
     return f" It uses {', '.join(sorted(used)) or 'no hyperparameter'}.{of_others}"
 
@@ -161,16 +164,25 @@ def check_used(swept: set[str], grid: Grid, problems: Problems) -> None:
                 )
 
 
-def check_distinct_outputs(grid: Grid, problems: Problems) -> None:
-    """Whether points would overwrite each other's models."""
+def check_outputs(grid: Grid, problems: Problems) -> None:
+    """Whether the paths of models are texts, and points do not overwrite each other's models."""
     if not any(as_written(config.output)["path"] for config in grid.first_of_each):
         return
+    for config in grid.first_of_each:
+        for name in REFERENCE.findall(str(as_written(config.output)["path"])):
+            if OmegaConf.is_config(OmegaConf.select(config, name)):
+                problems.add(
+                    f"output.path: ${{{name}}} is a mapping or a list, and no text. The name of the recipe "
+                    "is ${hydra:runtime.choices.recipe}; 'output.path=merged/' gives each point of a sweep "
+                    "a folder with its name."
+                )
+                return
     if "${hydra:" in str(as_written(grid.first_of_each[0].output)):
         return  # the folder or the number of the point, which differ
     paths = [str(config.output.path) for config in grid if config.output.save and config.output.path]
     if len(set(paths)) < len(paths):
         problems.add(
-            f"output.path={paths[0]} is the same for several points, which would overwrite each other. Put "
-            "a swept value into it, as in 'output.path=merged-${alpha}.safetensors' (a folder without "
-            ".safetensors), or leave it out: each point's model lies in the point's folder."
+            f"output.path={paths[0]} is the same for several points, which would overwrite each other. Name "
+            "a folder by 'output.path=merged/': each point has a folder with its name there. Or put a swept "
+            "value into it, as in 'output.path=merged-${alpha}.safetensors', or leave it out."
         )

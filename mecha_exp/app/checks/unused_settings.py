@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, references_of
 from mecha_exp.app.recipes.templates import MERGEKIT
+from mecha_exp.app.sweep.hyperparameters import recipes_of_any_number
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
 from mecha_exp.app.words.quotes import shell_word
@@ -55,9 +56,18 @@ def check_unused(grid: Grid, swept: Sequence[str], own: frozenset[str], problems
         references = references_of(config)
         _check_blocks(config, references, problems)
         if not _RESOLVED.search(str(as_written(config.recipe))):
-            _check_models(point, config, references | _references_elsewhere(config), taken, problems)
-            _check_files(point, config, references | _references_elsewhere(config) | of_any, problems)
+            elsewhere = references | _references_elsewhere(config)
+            _check_models(point, config, elsewhere, taken, problems)
+            _check_base(point, config, elsewhere | of_any, problems)
+            _check_files(point, config, elsewhere | of_any, problems)
         _check_new_keys(point, config, references, {*swept, *own, *grid.parameters}, problems)
+
+
+def is_base_idle(point: GridPoint) -> bool:
+    """Whether a point gives a base that its recipe does not merge, as others of its sweep do."""
+    config = point.config()
+    is_known = not _RESOLVED.search(str(as_written(config.recipe)))
+    return is_known and _BASE in _typed(point) and not {_BASE, _MODELS} & references_of(config)
 
 
 def idle_experts(config: DictConfig) -> list[str]:
@@ -118,23 +128,32 @@ def _check_blocks(config: DictConfig, references: set[str], problems: Problems) 
 def _check_models(
     point: GridPoint, config: DictConfig, references: set[str], taken: set[int], problems: Problems
 ) -> None:
-    typed = {o.key_or_group for o in point.overrides if not o.is_delete()}
     experts = _experts(config)
     used = [i for i in range(len(experts)) if _uses(i, references)]
-    is_typed = any(key == _EXPERTS or key.startswith(f"{_EXPERTS}.") for key in typed)
+    is_typed = any(f"{key}.".startswith(f"{_EXPERTS}.") for key in _typed(point))
     idle = [i for i in range(len(experts)) if i not in used and i not in taken]
     if is_typed and idle:
         names = some((Path(str(experts[i])).name for i in idle), 3)
+        with_base = _BASE in references
+        merged = f"{'models.base and ' if with_base else ''}{len(used) or 'no'} of the {len(experts)} experts"
         problems.add(
-            f"{_EXPERTS}: the recipe{recipe_name(config)} merges {len(used) or 'no'} of the {len(experts)} "
-            f"experts, so {names} would not be used. Leave out what is not used, or choose another recipe; "
-            "merges of a few models follow one another, with the result of one as the base of the next."
+            f"{_EXPERTS}: the recipe{recipe_name(config)} merges {merged}, so {names} would not be used. "
+            f"Leave out what is not used, or choose a recipe of any number of experts: "
+            f"{some(recipes_of_any_number(with_base=with_base), 6)}."
         )
-    if _BASE in typed and config.models.get("base") is not None and not {_BASE, _MODELS} & references:
+
+
+def _check_base(point: GridPoint, config: DictConfig, references: set[str], problems: Problems) -> None:
+    """Whether the base is read by the recipe, or by another one of the sweep."""
+    if _BASE in _typed(point) and config.models.get("base") is not None and not {_BASE, _MODELS} & references:
         problems.add(
             f"{_BASE}: the recipe{recipe_name(config)} merges the experts alone, so the base would not be "
             f"used. Leave it out, or add it to {_EXPERTS}."
         )
+
+
+def _typed(point: GridPoint) -> set[str]:
+    return {o.key_or_group for o in point.overrides if not o.is_delete()}
 
 
 def _check_files(point: GridPoint, config: DictConfig, references: set[str], problems: Problems) -> None:

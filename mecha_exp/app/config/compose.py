@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import MarkedYAMLError
 
 from mecha_exp.app.config.jobs import Choice, Jobs, choice_of
+from mecha_exp.app.config.method_recipes import MethodRecipes, MethodRecipesPath
 from mecha_exp.app.config.options import CONFIG_MODULE, register_choices, register_presets
 from mecha_exp.app.config.overrides import decides_files, note_task, parse_override, set_values
 from mecha_exp.app.config.user_folder import SCHEME, USER_FOLDER, DataFolder, UserFolder
@@ -223,7 +224,7 @@ def answer(arguments: Sequence[str]) -> None:
 @contextmanager
 def _user_folder(flags: Flags) -> Iterator[None]:
     """Let Hydra find the user's folder, and our options."""
-    for plugin in (DataFolder, UserFolder):
+    for plugin in (DataFolder, UserFolder, MethodRecipes, MethodRecipesPath):
         Plugins.instance().register(plugin)
     register_presets()
     token = USER_FOLDER.set(Path(flags.config_dir) if flags.config_dir else None)

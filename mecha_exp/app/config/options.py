@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
+from mecha_exp.app.config.method_recipes import GROUP, PACKAGE, method_of, recipe_text
 from mecha_exp.app.config.user_folder import USER_FOLDER, read_config
 from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.graph.curves import PRESETS
@@ -60,9 +61,13 @@ def option_values(group: str, name: str) -> dict[str, Any] | None:
     Raises:
         DocumentError: a file of the user's is not YAML, or goes beyond a limit.
     """
-    path = _file(group, name)
-    package, config = read_config(path) if path else (None, None)
-    if package != "_global_":
+    if path := _file(group, name):
+        package, config = read_config(path)
+    elif group == GROUP and (method := method_of(name)) is not None:
+        package, config = PACKAGE, OmegaConf.create(recipe_text(method))
+    else:
+        return None
+    if package != PACKAGE:
         return None
     content = as_written(config)
     values: dict[str, Any] = {}

@@ -77,8 +77,23 @@ class Fitted:
 
 def recipes_with(key: str) -> list[str]:
     """The recipes that have a hyperparameter of that name."""
+    return [name for name, file in _recipes() if file.has(key)]
+
+
+def recipes_of_any_number(*, with_base: bool) -> list[str]:
+    """The recipes that merge all experts, those with a base or those without one."""
+    values = {name: file.values or {} for name, file in _recipes()}
+    graphs = {name: str(v.get(GROUP)) for name, v in values.items()}
+    return [
+        name
+        for name, graph in graphs.items()
+        if "${models.experts}" in graph and ("${models.base}" in graph) == with_base
+    ]
+
+
+def _recipes() -> list[tuple[str, RecipeFile]]:
     names = sorted(GlobalHydra.instance().config_loader().get_group_options(GROUP))
-    return [name for name in names if RecipeFile.load(name).has(key)]
+    return [(name, RecipeFile.load(name)) for name in names]
 
 
 def recipe_of(setting: Setting, config: DictConfig) -> str:

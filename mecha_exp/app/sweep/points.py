@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,13 @@ from mecha_exp.app.sweep.experts import block_coalitions, expert_points
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, drop_unused, recipe_of
 from mecha_exp.app.sweep.replicates import replicate
 from mecha_exp.app.words.plain_data import as_written, resolved
+from mecha_exp.app.words.quotes import parse, quoted
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERT, EXPERTS_KEY, SUBSET_KEY, Axis, Setting
 
+_LONGEST_NAME = 120
+"""Characters of the name of a point's own folder, which file systems limit to 255 bytes."""
 PARTS = ("block", "layer", "component")
 CONVENTION = "convention"
 """The key of `blocks` that is not a strength: the naming convention of the blocks."""
@@ -51,8 +55,24 @@ class Points:
         return [self.words_of(setting) for setting in self.settings]
 
     def words_of(self, setting: Setting) -> list[str]:
-        """The overrides of a point, from what it sets."""
-        return [*self.fixed, *(f"{key}={text}" for key, text in setting.items())]
+        """The overrides of a point, from what it sets; `output.path=merged/` is a folder of its own there."""
+        name = ",".join(f"{key}={setting[key]}" for key in self.swept if key in setting)
+        fixed = [_with_own_folder(word, name) if name else word for word in self.fixed]
+        return [*fixed, *(f"{key}={text}" for key, text in setting.items())]
+
+
+def _with_own_folder(word: str, name: str) -> str:
+    """An override of a point; `output.path=sw/` is its own folder `sw/alpha=0.3`."""
+    if not word.startswith("output.path="):
+        return word
+    override = parse(word)
+    path = str(override.value()) if override is not None and not override.is_sweep_override() else ""
+    if not path.endswith("/") or "${" in path:
+        return word
+    safe = re.sub(r"[^\w.,=+-]+", "_", name)
+    if len(safe) > _LONGEST_NAME:
+        safe = f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"output.path={quoted(path + safe)}"
 
 
 def points_of(overrides: Sequence[Override], config: DictConfig) -> Points:

@@ -18,6 +18,8 @@ from mecha_exp.graph.curves import PRESETS
 BLOCKS = "blocks"
 ALL_PRESETS = "all_presets"
 
+_QUOTED_NAME = re.compile(r"""([{,]\s*)(["'])(.+?)\2\s*:""")
+"""A name in a mapping in quotes, as JSON has it, which Hydra does not read."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -42,6 +44,8 @@ def block_words(key: str, value: str) -> list[str]:
     ['blocks=GRAD_V,WRAP12']
     >>> block_words("blocks.IN*", "0.3")
     ['++blocks.patterns={IN*: 0.3}']
+    >>> block_words("blocks", '{IN04: 0.2, "*attn2*": 0.9}')
+    ['++blocks.patterns={IN04: 0.2, *attn2*: 0.9}']
     >>> block_words("blocks.IN*", "interval(0,1)")
     ['++blocks.IN$=interval(0,1)']
     """
@@ -70,8 +74,12 @@ def as_pattern(name: str, value: str) -> str:
         )
     discrete = override is not None and override.is_discrete_sweep()
     values = list(override.sweep_string_iterator()) if override is not None and discrete else split(value)
-    escaped = re.sub(r"([:\[\](){},=\\])", r"\\\1", name)
-    return f"++{BLOCKS}.{PATTERNS}=" + ",".join(f"{{{escaped}: {v.strip()}}}" for v in values)
+    return f"++{BLOCKS}.{PATTERNS}=" + ",".join(f"{{{_escaped(name)}: {v.strip()}}}" for v in values)
+
+
+def _escaped(name: str) -> str:
+    """A name as Hydra reads it in a mapping."""
+    return re.sub(r"([:\[\](){},=\\])", r"\\\1", name)
 
 
 def apart(words: Sequence[str]) -> list[str]:
@@ -91,7 +99,8 @@ def _whole(value: str) -> list[str]:
     if value == ALL_PRESETS:
         return [f"{BLOCKS}={','.join(PRESETS)}"]
     if value.startswith("{"):
-        return [f"++{BLOCKS}.{PATTERNS}={value}"]
+        plain = _QUOTED_NAME.sub(lambda found: f"{found[1]}{_escaped(found[3])}:", value)
+        return [f"++{BLOCKS}.{PATTERNS}={plain}"]
     is_list = value.startswith("[") and value.endswith("]") and "[" not in value[1:]
     parts = [part.strip() for part in split(value[1:-1] if is_list else value)]
     if all(map(_NUMBER.fullmatch, parts)):

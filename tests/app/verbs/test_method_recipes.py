@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mecha_exp.app.config.method_recipes import recipe_text
 from mecha_exp.cli import info
-from mecha_exp.inspection.method_recipe import recipe_text
 from mecha_exp.method_api.registry import all_methods, resolve_method
 from mecha_exp.recipe.yaml_reader import TITLE
 

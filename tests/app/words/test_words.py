@@ -242,7 +242,16 @@ REFUSED = [
     ("recipe=weighted_sum blocks.CONV1=0.3", "Did you mean 'conv1'"),
     ("recipe=TIES", "recipe=TIES: there is no such recipe. Did you mean 'ties'"),
     ("recipe=ties density=0.5", "The method's 'density' is the recipe's hyperparameter 'k'."),
-    ("recipe=slerp density=0.5", "'density' belongs to recipe=breadcrumbs"),
+    ("recipe=linear density=0.5", "'density' belongs to recipe=breadcrumbs"),
+    ("recipe=slerp t=0.5", "the recipe 'slerp' has no 't'. It uses alpha."),
+    ("recipe=slerp output.dtype=fp8", "unknown dtype 'fp8'. f8_e4m3 and f8_e5m2 store values as they are"),
+    ("recipe=tis", "there is no such recipe. Did you mean 'ties'"),
+    ("recipe=add_opposite_mas", "there is no such recipe. Did you mean 'add_opposite_mask'"),
+    ("recipe=ties 'output.path=x/${recipe}'", "output.path: ${recipe} is a mapping or a list"),
+    (
+        "recipe=ties output.path=x.safetensors alpha=0.3,0.5 -m",
+        "'output.path=merged/': each point has",
+    ),
     (
         "recipe=linear 'weights=simplex(3)' sweep=random sweep.n=2 -m",
         "No function of such values is called 'simplex'. They are drawn by interval(0,1)",
@@ -255,11 +264,11 @@ REFUSED = [
     ("recipe=linear 'blocks.conv*=0'", "the recipe 'linear' takes no strength for each block"),
     (
         "recipe=weighted_sum models.experts=[base.safetensors,expert_0_3.safetensors]",
-        "the recipe 'weighted_sum' merges 1 of the 2 experts, so expert_0_3.safetensors would not be used",
+        "the recipe 'weighted_sum' merges models.base and 1 of the 2 experts, so expert_0_3",
     ),
     (
         "recipe=lora models.experts=[base.safetensors,expert_0_3.safetensors]",
-        "the recipe 'lora' merges 1 of the 2 experts, so expert_0_3.safetensors would not be used",
+        "the recipe 'lora' merges models.base and 1 of the 2 experts, so expert_0_3.safetensors would not be",
     ),
     ("recipe=linear models.base=base.safetensors", "merges the experts alone, so the base would not be used"),
     (
@@ -303,6 +312,52 @@ def test_files_beside_the_experts_may_be_for_one_recipe_of_a_sweep(app, models):
 
     assert "would not be used" not in outcome.err
     assert "base.safetensors" in outcome.out + outcome.err
+
+
+def test_a_base_may_be_for_one_recipe_of_a_sweep(app, models):
+    outcome = app("recipe=ties,linear", "models.base=base.safetensors", "output=none", PLAN, "-m")
+
+    assert "would not be used" not in outcome.err
+    assert "models.base: not of linear, which merge the experts alone" in outcome.out
+
+
+def test_each_point_of_a_sweep_has_its_own_folder_in_the_folder_of_outputs(app, models):
+    words = ("alpha=0.3,0.5", "evaluator=none", "output.path=merged/", "-m")
+
+    assert app("recipe=ties,weighted_sum", "models.experts=[expert_0_3.safetensors]", *words).status == 0
+
+    made = {path.parent.name for path in (models / "merged").glob("*/model.safetensors")}
+    assert made == {f"recipe={r},alpha={a}" for r in ("ties", "weighted_sum") for a in (0.3, 0.5)}
+
+
+def test_names_of_blocks_may_be_quoted_as_in_json(app, models):
+    outcome = app("recipe=weighted_sum", 'blocks={conv1: 0.2, "*head:*": 0.9}', "output=none")
+
+    assert "the pattern '*head:*' matches none" in outcome.err
+
+
+METHOD = """
+from torch import Tensor
+from mecha_exp import Parameter, Return, merge_method
+
+@merge_method
+def {name}(base: Parameter(Tensor), *models: Parameter(Tensor), alpha: Parameter(float) = 1) -> Return(Tensor):
+    return base + alpha * sum(model - base for model in models)
+"""
+
+
+def test_a_method_of_the_users_is_a_recipe_by_its_name(app, models, capsys):
+    (models / "methods").mkdir()
+    (models / "methods" / "found.py").write_text(METHOD.format(name="found_by_itself"))
+    (models / "mine.py").write_text(METHOD.format(name="named_by_plugins"))
+
+    sweep = app("recipe=found_by_itself,ties", "alpha=0.3,0.5", "k=0.1,0.2", "output=none", "-m")
+    named = app("recipe=named_by_plugins", "plugins=[mine.py]", "alpha=0.3", "output=none")
+    info = app("info", "methods", "named_by_plugins", "--plugin", "mine.py", "--recipe")
+
+    assert (sweep.status, named.status, info.status) == (0, 0, 0), sweep.err + named.err + info.err
+    assert "[6/6]" in sweep.out and "k: not of found_by_itself" in sweep.out
+    assert "method: named_by_plugins" in info.out
 
 
 def test_merge_block_weights_are_those_of_stable_diffusion(app, models):
