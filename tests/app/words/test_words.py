@@ -341,7 +341,7 @@ from torch import Tensor
 from mecha_exp import Parameter, Return, merge_method
 
 @merge_method
-def {name}(base: Parameter(Tensor), *models: Parameter(Tensor), alpha: Parameter(float) = 1) -> Return(Tensor):
+def {name}(base: Parameter(Tensor), *models: Parameter(Tensor), alpha: float = 1) -> Return(Tensor):
     return base + alpha * sum(model - base for model in models)
 """
 
