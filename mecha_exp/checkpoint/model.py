@@ -37,6 +37,7 @@ class StateDictSource(ABC):
         path: the file or folder that the user named; None for a state dict in memory.
         files: the files that hold the tensors.
         identity: a value that differs once a file was changed or replaced; None where nothing tells.
+        is_partial: whether it may lack any key of a model, as what changes a part of one does.
         codes: the keys that are stored as codes and read as the numbers that these stand for, each with the
             name of its type.
     """
@@ -45,6 +46,7 @@ class StateDictSource(ABC):
     path: Path | None
     files: tuple[Path, ...]
     identity: tuple[str | int, ...] | None
+    is_partial: bool = False
     codes: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -55,6 +57,10 @@ class StateDictSource(ABC):
     @abstractmethod
     def keys(self) -> Collection[str]:
         """The keys, in the order in which they are best read."""
+
+    def all_keys(self) -> Collection[str]:
+        """The keys that can be read: also those that are not listed, since they hold zeros."""
+        return self.keys()
 
     @abstractmethod
     def info(self, key: str) -> TensorInfo:
@@ -79,6 +85,10 @@ class StateDictSource(ABC):
     def region(self, key: str) -> FileRegion | None:
         """The place of a key's bytes in a file; None where no file holds them unchanged."""
         return None
+
+    def notes(self, keys: Collection[str]) -> Iterable[str]:
+        """What is worth a warning, as half a sentence, where a merge makes these keys of the source."""
+        return ()
 
     def expect(self, keys: Iterable[str]) -> None:  # noqa: B027, most sources lie near
         """Receive the keys that will be read, in their likely order: remote ones are fetched ahead."""

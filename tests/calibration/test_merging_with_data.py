@@ -369,7 +369,7 @@ REFUSED = {
     ),
     "from a merge": (
         lambda: m.fisher(of("a"), statistics=m.statistics(both(), kind="fisher")),
-        "expected a file that calibrate wrote",
+        r"files is weighted_sum\(a, b\), not a file \(of each model, .* calibrate",
     ),
     "a model": (
         lambda: m.fisher(of("a"), statistics=m.statistics(of("a"), kind="fisher")),

@@ -10,10 +10,10 @@ from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
-from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.errors import CheckpointError, counted, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, calls_of
+from mecha_exp.method_api.views import is_data
 from mecha_exp.recipe.keys import merges_nothing
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.views.channels import is_of_channels
@@ -109,7 +109,7 @@ def repeated_models(recipes: Iterable[Node], sources: Sources) -> Iterator[str]:
         for name, value in call.arguments:
             by_path: dict[Path, list[str]] = {}
             for child in value if isinstance(value, tuple) else ():
-                if not isinstance(child, ModelNode) or is_statistics(child):
+                if not isinstance(child, ModelNode) or is_data(child):
                     continue
                 if (source := sources[child]).path is not None:
                     by_path.setdefault(source.path.resolve(), []).append(source.name)

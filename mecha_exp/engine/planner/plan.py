@@ -25,7 +25,6 @@ from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import choices_of, effective_values_of
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Structure, Trip
-from mecha_exp.engine.planner.resolution import ModelView, layer_views
 from mecha_exp.engine.planner.vocabulary import rows_taken
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import require_known
@@ -35,8 +34,8 @@ from mecha_exp.families import TOKENIZER_FILES
 from mecha_exp.graph.by_key import BlockValue, ByKey
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
 from mecha_exp.method_api.paths import path_arguments
-from mecha_exp.sources.layers import changed_entries
-from mecha_exp.sources.source import Source
+from mecha_exp.method_api.views import ModelView, opened_views
+from mecha_exp.sources.source import Source, SourceView
 from mecha_exp.sources.tokenizer import generation_settings, special_numbers, tokenizer_files
 from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
@@ -248,8 +247,9 @@ class Plan:
         if taken := rows_taken([job.recipe]):
             template = _with_tokenizer(template, taken)
         entries = dict(template.entries)
-        if stacked := list(layer_views([job.recipe], self.inputs).values()):
-            entries |= changed_entries(template.folder, stacked)
+        views = list(opened_views([job.recipe], self.inputs).values())
+        for kind in dict.fromkeys(type(view) for view in views if isinstance(view, SourceView)):
+            entries |= kind.changed_entries(template.folder, [view for view in views if type(view) is kind])
         return replace(template, replaced={**template.replaced, **job.small_files}, entries=entries)
 
     def bytes_of(self, key: KeyPlan) -> int:
@@ -280,7 +280,7 @@ def _with_tokenizer(template: Template, taken: Sequence[MergeNode]) -> Template:
 
     Args:
         template: the folder of the first model, whose tokens may be others.
-        taken: calls of `take_rows`.
+        taken: calls that arrange rows of tokens.
     """
     folder = template.folder
     named = next((path for call in taken for _, path in path_arguments(call)), None)
