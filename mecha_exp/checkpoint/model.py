@@ -28,6 +28,9 @@ from mecha_exp.checkpoint.remote.stand_in import place_of
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that marks a folder as an adapter of PEFT, and without which its tensors mean nothing."""
+
 
 class StateDictSource(ABC):
     """Named tensors, read in parts from files or memory. Any number of threads may read at once.
@@ -48,6 +51,11 @@ class StateDictSource(ABC):
     identity: tuple[str | int, ...] | None
     is_partial: bool = False
     codes: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is the folder of an adapter of PEFT, one that can be read or not."""
+        return any(file.name == ADAPTER_CONFIG for file in self.files)
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
 from mecha_exp.random import uniforms
 from mecha_exp.sources.layers import LayersSource, Span
 from mecha_exp.sources.source import RenamedSource, SourceView
-from mecha_exp.sources.statistics import StatisticsSource
+from mecha_exp.sources.statistics.view import StatisticsSource
 from mecha_exp.sources.views.approximation import ApproximatedRows, Approximation
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.row_table import RowTable

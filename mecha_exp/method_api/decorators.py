@@ -280,8 +280,8 @@ def factor(
     Args:
         elements: see `Factor`.
         register: whether recipes can find it by name.
-        reads: opens each of its models, (source, **hyperparameters) -> source, where these are no models by
-            themselves but data beside some.
+        reads: opens each of its models, (source, **hyperparameters) -> source, where these hold data beside
+            models, such as statistics.
 
     Raises:
         RecipeError: as `merge_method`.

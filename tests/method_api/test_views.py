@@ -11,7 +11,7 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.registry import all_methods, resolve_method
 from mecha_exp.plugins import load_plugins
-from mecha_exp.sources.statistics import StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.header import StatisticsHeader, fingerprint
 
 VIEWS = [method for method in all_methods() if method.kind is Kind.VIEW]
 PLUGIN = '''

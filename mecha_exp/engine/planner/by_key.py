@@ -22,7 +22,6 @@ from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import Arranges
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.views import opened_views
-from mecha_exp.peft.config import is_adapter
 from mecha_exp.recipe.keys import with_names
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
@@ -130,7 +129,7 @@ class Binder:
         stack = list(reversed(nodes))
         while stack:
             node = stack.pop()
-            if is_adapter(self._sources.get(node)):
+            if node in self._sources and self._sources[node].is_adapter:
                 continue  # its keys are those of its base
             if isinstance(node, ModelNode) or node in self._sources:
                 models[node] = None

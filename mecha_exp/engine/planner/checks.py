@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
-from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
 from mecha_exp.errors import CheckpointError, counted, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
@@ -173,7 +172,7 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
     seen: set[Path] = set()
     elsewhere = {source.name for source in sources.values()}
     for output in outputs:
-        if (address := address_in(str(output))) in elsewhere:
+        if (address := Destination(output, {}).address) in elsewhere:
             yield f"the output {address} is an input, which would be replaced. Write to another path."
         try:
             target = output.resolve()

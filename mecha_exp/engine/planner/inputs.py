@@ -16,11 +16,11 @@ from mecha_exp.engine.report import Notice
 from mecha_exp.errors import ConfigError, RecipeError, counted, some
 from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, models_of, walk
 from mecha_exp.method_api.method import Arranges
-from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.views.channels import with_first_channels
+from mecha_exp.sources.views.finite_keys import FiniteSource
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.positions import with_whole_positions
 from mecha_exp.sources.views.prefixes import prefixes_between

@@ -33,10 +33,10 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.paths import missing_paths
 from mecha_exp.method_api.views import is_data
-from mecha_exp.peft.recipes import untied, with_bases
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import require_plain
+from mecha_exp.sources.readers import Prepared, readers
 from mecha_exp.sources.source import Source
 
 
@@ -56,12 +56,13 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     with open_sources(models_of(*recipes), options.model_dirs) as stored:
         opened = require_plain(stored, options.on_quantised, options.memory_budget)
         _require_one_batch(recipes, opened, options)
-        expanded = with_bases(recipes, opened)
-        opened = untied(expanded.recipes, opened, options.on_tied)
-        inputs = prepare_inputs(expanded.recipes, opened, options)
-        inputs = replace(inputs, notices=(*map(Notice, expanded.lines), *inputs.notices))
+        prepared = Prepared(tuple(recipes), opened)
+        for reader in readers():
+            prepared = reader.prepare(prepared, options.on_tied)
+        inputs = prepare_inputs(prepared.recipes, prepared.sources, options)
+        inputs = replace(inputs, notices=(*map(Notice, prepared.lines), *inputs.notices))
         binder = Binder(inputs.sources, inputs.configs)
-        whole = [replace(job, recipe=new) for job, new in zip(jobs, expanded.recipes, strict=True)]
+        whole = [replace(job, recipe=new) for job, new in zip(jobs, prepared.recipes, strict=True)]
         yield _Planner(tuple(_bind(job, binder) for job in whole), options, inputs).plan()
 
 

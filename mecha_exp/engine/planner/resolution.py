@@ -14,8 +14,7 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import STATISTICS, Kind, MergeMethod
 from mecha_exp.method_api.views import ModelView, Reading, Reads, View, hyperparameters
-from mecha_exp.peft.deltas import PeftDeltas
-from mecha_exp.peft.recipes import adapter_call
+from mecha_exp.sources.readers import readers
 from mecha_exp.sources.source import Source
 
 
@@ -52,8 +51,9 @@ class _Resolver:
             return node
         if node.method.reads is not None:
             return self._with_data(node, node.method.reads)
-        if (pair := adapter_call(node, self._sources)) is not None:
-            return self._peft_deltas(node, *pair)
+        known = (reader.read(node, self._reading) for reader in readers())
+        if (view := next(filter(None, known), None)) is not None:
+            return self._leaf(view)
         self._check_statistics(node)
         call = self._implemented(node) if node.method.kind is Kind.INTERFACE else node
         read = call.method.read(call, node, self._reading)
@@ -91,12 +91,6 @@ class _Resolver:
         if isinstance(argument, MergeNode) and argument.method.reads is not None:
             files = [child for child in argument.children if isinstance(child, ModelNode)]
             argument.method.reads.check(call, files, self._sources)
-
-    def _peft_deltas(self, node: MergeNode, adapter: ModelNode, base: ModelNode) -> Node:
-        """A view of an adapter of PEFT as the differences that it makes to its base."""
-        fit = self._configs.only_fit(base)
-        opened = (self._sources[adapter], self._sources[base], self._reading.budget)
-        return self._leaf(View(node, partial(PeftDeltas, *opened), fit.identifier if fit else None))
 
     # interfaces
 

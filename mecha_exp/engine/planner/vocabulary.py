@@ -14,7 +14,6 @@ from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.method import Arranges
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.method_api.views import ViewMethod, hyperparameters, opened_views
-from mecha_exp.peft.config import is_adapter
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.source import Source, infos_of
 from mecha_exp.sources.tokenizer import Tokenizer
@@ -42,7 +41,7 @@ def unify_vocabularies(
     arranged = set(models_of(*rows_taken(recipes), children=_with_rows_below))
     direct = [frozenset(_read_by_row(recipe, sources)) for recipe in recipes]
     unread = set(models_of(*recipes)) - arranged - frozenset().union(*direct)
-    read = {m: source for m, source in sources.items() if m not in unread and not is_adapter(source)}
+    read = {m: source for m, source in sources.items() if m not in unread and not source.is_adapter}
     if options.on_tokens == "error":
         tokenizers = [_tokenizers_taken(recipe) for recipe in recipes]
         for models, folders in dict.fromkeys(zip(direct, tokenizers, strict=True)):

@@ -15,8 +15,8 @@ from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.errors import counted, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
-from mecha_exp.sources.finite_keys import FiniteSource
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.views.finite_keys import FiniteSource
 from mecha_exp.sources.views.prefixes import prefixes_between
 
 SHOWN_KEYS = 10
