@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.models import drawn_values
 from mecha_exp.checkpoint import CheckpointWriter, open_stored
-from mecha_exp.sources.statistics import FISHER, GRAM, MASK, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.header import FISHER, GRAM, MASK, StatisticsHeader, fingerprint
 
 ROWS = 6000
 """How many rows of inputs the header tells of."""

@@ -26,9 +26,6 @@ Module = TypeVar("Module", bound=nn.Module)
 KEY = "tensor"
 """The key of the only tensor of a model that is made of a tensor."""
 
-SUMS = frozenset({"ties_sum", "ties_sum_extended", "ties_sum_with_dropout"})
-"""Methods whose result of no tensors is 0, as in sd-mecha."""
-
 
 def eager(method: MergeMethod) -> Callable[..., Tensor]:
     """A function of tensors that computes what a merge method says, of any kind: a composite, too.
@@ -50,8 +47,8 @@ def eager(method: MergeMethod) -> Callable[..., Tensor]:
         for spec in method.signature.parameters:
             if spec.is_model and spec.name in named:
                 named[spec.name] = _as_models(spec, named[spec.name], tensors)
-        if not tensors and method.identifier in SUMS:
-            return torch.tensor(0.0)
+        if not tensors and method.empty is not None:
+            return torch.tensor(method.empty)
         _check_tensors(method, tensors)
         node, problems = method.bind(named)
         if node is None:

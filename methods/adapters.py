@@ -63,7 +63,7 @@ def _conversion(configs: Configs) -> MergeMethod:
     return found
 
 
-@merge_method(is_interface=True, choose=_conversion)
+@merge_method(is_interface=True, choose=_conversion, arranges="keys")
 def lora_delta(
     lora: Parameter(StateDict[Tensor], "weight"), base: Parameter(StateDict[Tensor], "weight")
 ) -> Return(Tensor, "delta"):

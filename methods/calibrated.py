@@ -16,7 +16,7 @@ from mecha_exp import (
     merge_method,
     skip_key,
 )
-from mecha_exp.extensions.merge_methods import counted, spread
+from mecha_exp.extensions.merge_methods import StatisticsSource, counted, spread
 from mecha_exp.methods.linear import add_merged, weighted_total
 from mecha_exp.methods.parameters import Base, Delta, Experts, Scale, Small, Weight, Weights
 from mecha_exp.methods.reductions import model_norm
@@ -27,7 +27,7 @@ INPUTS_FIRST = " (inputs first)"
 Statistics = Parameter(Tensor, "param", help="of each model on its data, from files that calibrate wrote")
 
 
-@factor(elements=lambda shape, *, files: len(files), register=True)
+@factor(elements=lambda shape, *, files: len(files), register=True, reads=StatisticsSource)
 def statistics(
     *files: Parameter(
         Tensor,
@@ -94,7 +94,7 @@ def above_zero(*norms: Small) -> Return(Tensor, "param"):
     return torch.stack([torch.where(norm > 0, norm, 1) for norm in norms])
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, statistics="fisher")
 def fisher(
     *models: Weight,
     statistics: Statistics,
@@ -141,7 +141,7 @@ def per_information(total: Delta, *information: Weight, floor: Floor) -> Return(
     return len(information) * total / sum(size + floor for size in information)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, statistics="fisher", measured="scaled")
 def df_merge(
     base: Base,
     *models: Experts,
@@ -187,7 +187,7 @@ def per_mask(total: Delta, *masks: Weight) -> Return(Tensor, "delta"):
     return torch.where(count > 0, total / count, 0)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, statistics="mask")
 def stitch(base: Base, *models: Experts, statistics: Statistics, scale: Scale = 1.0) -> Return(
     Tensor, "weight"
 ):
@@ -330,7 +330,7 @@ def by_grams(
     return made.mT.contiguous() if turned else made
 
 
-@merge_method
+@merge_method(statistics="gram")
 def regmean(*models: Models, statistics: Grams, alpha: Damping = 0.9, **kwargs: object) -> Return(
     Tensor, "weight"
 ):
@@ -345,7 +345,7 @@ def regmean(*models: Models, statistics: Grams, alpha: Damping = 0.9, **kwargs: 
     return by_grams(models, statistics, alpha, str(kwargs["key"]))
 
 
-@merge_method
+@merge_method(statistics="gram", measured="along_merge")
 def regmean_plus_plus(*models: Models, statistics: Grams, alpha: Damping = 0.9, **kwargs: object) -> Return(
     Tensor, "weight"
 ):

@@ -155,7 +155,7 @@ def probability_by_size(
     return (1 - probability + centred * della_eps).clamp(0, 1).reshape(delta.shape)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, empty=0.0)
 def ties_sum_with_dropout(
     *deltas: Delta,
     probability: Dropped = 0.9,

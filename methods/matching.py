@@ -29,7 +29,7 @@ EPS = 1e-7
 """The smallest product of two standard deviations that a covariance is divided by, as in ZipIt's code."""
 
 
-@merge_method
+@merge_method(statistics="activations")
 class rebasin_by_activations:
     """a with its hidden units in the order in which they do most alike those of ref: argmax_P <Z_ref, P Z_a>.
 
@@ -65,7 +65,7 @@ class rebasin_by_activations:
         return permuted(tensors, orders)
 
 
-@merge_method
+@merge_method(statistics="activations")
 class zipit:
     """The mean of models whose units are merged in pairs by correlation, also pairs within one model.
 

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from mecha_exp import Parameter, RecipeError, Return, StateDict, factor, merge_method, skip_key
-from mecha_exp.extensions.merge_methods import did_you_mean, floating_dtype, round_to
+from mecha_exp.extensions.merge_methods import (
+    ApproximatedRows,
+    Approximation,
+    LayersSource,
+    RowsSource,
+    RowTable,
+    Span,
+    did_you_mean,
+    floating_dtype,
+    in_other_names,
+    round_to,
+)
 
 T = TypeVar("T")
 
@@ -72,7 +83,7 @@ def _is_in(a: StateDict[T], component: str, key: str) -> bool:
     return a.model_config.resolve_alias(key) in components[component]
 
 
-@merge_method
+@merge_method(view=True, reads_rows=lambda rest, **_: rest != "none")
 def take_layers(
     a: Parameter(StateDict[T]),
     first: Parameter(int, ge=0, help="the first layer that is taken, counted from 0"),
@@ -88,10 +99,10 @@ def take_layers(
     before or those after the layers. They are read in place: nothing is copied. `a` is a model that is read.
     Source: mergekit, slices.
     """
-    raise RecipeError("take_layers: takes layers of a model that is read, not of a merge. Merge the layers.")
+    return LayersSource(a, Span(first, end, at, rest))
 
 
-@merge_method
+@merge_method(view=True, arranges="rows")
 def take_rows(
     *models: Parameter(StateDict[T]),
     rows: Parameter(str, help="such as `0:32000 1@32000:32002`"),
@@ -105,10 +116,10 @@ def take_rows(
     models that are read. A folder that is written gets the tokenizer beside `tokenizer`, or none.
     Source: mergekit, tokenizer.
     """
-    raise RecipeError("take_rows: takes rows of models that are read, not of a merge. Merge the rows.")
+    return RowsSource(models[0], RowTable.parse(rows), models[1:])
 
 
-@merge_method
+@merge_method(view=True, arranges="rows")
 def approximate_rows(
     a: Parameter(StateDict[T]),
     donor: Parameter(StateDict[T]),
@@ -125,10 +136,10 @@ def approximate_rows(
     Agrees: mergekit, `omp` of tokensurgeon, to 1e-5 where k is below the size of the donor's rows.
     Source: Goddard and Fernandes Neto, arXiv:2506.06607; mergekit, tokensurgeon.
     """
-    raise RecipeError("approximate_rows: makes rows of models that are read, not of a merge. Merge the rows.")
+    return ApproximatedRows(a, donor, Approximation(shared, rows, k))
 
 
-@merge_method
+@merge_method(view=True, arranges="keys")
 def rename_keys(
     a: Parameter(StateDict[T]),
     rules: Parameter(str, help="such as `layers.*.mlp.* -> layers.*.experts.0.*`"),
@@ -139,9 +150,7 @@ def rename_keys(
     about, or whose new name is empty, are left out. They are read in place: nothing is copied. `a` is a model
     that is read. Source: this project.
     """
-    raise RecipeError(
-        "rename_keys: renames keys of a model that is read, not of a merge. Rename them before."
-    )
+    return in_other_names(a, rules)
 
 
 @merge_method(elementwise=True)

@@ -14,6 +14,9 @@ from mecha_exp.methods.parameters import Base, Delta, Experts, Model, Scale, Sma
 from mecha_exp.methods.reductions import whole_share
 from mecha_exp.methods.spectral import decomposition, reduced
 
+MATRICES = {"axes:2": "merge", "kind:experts": "merge", "kind:text_projection": "mean", "default": "mean"}
+"""What the code of the methods' authors merges, and what it gives the other keys."""
+
 Decomposed = Parameter(
     str,
     choices=("paper", "rows"),
@@ -64,7 +67,7 @@ def isotropic(total: Delta, made: Small, count: Parameter(int)) -> Return(Tensor
     return made[0].reshape(total.shape) if made else total / count
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, paper_keys=MATRICES)
 def iso_c(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed = "paper") -> Return(
     Tensor, "weight"
 ):
@@ -132,7 +135,7 @@ def made_or_mean(mean: Delta, made: Small) -> Return(Tensor, "delta"):
     return made[0].reshape(mean.shape) if made else mean
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, paper_keys=MATRICES)
 def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed = "paper") -> Return(
     Tensor, "weight"
 ):
@@ -193,7 +196,7 @@ def common_and_own(*deltas: Delta, parts: Small, share: Parameter(float)) -> Ret
     return (_in_frames(first, every.mean(), second),)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, paper_keys=MATRICES)
 def iso_cts(
     base: Base,
     *models: Experts,
@@ -297,7 +300,7 @@ def mean_of_cuts(mean: Delta, *cuts: Small) -> Return(Tensor, "delta"):
     return sum(cut for (cut,) in cuts) / len(cuts)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, paper_keys=MATRICES)
 def star(
     base: Base,
     *models: Experts,

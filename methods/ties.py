@@ -60,7 +60,7 @@ def elect_and_average(*deltas: Delta, vote_sgn: VoteBySize = False) -> Return(Te
     return mean_of(deltas, elected(deltas, vote_sgn))
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, empty=0.0)
 def ties_sum(*deltas: Delta, k: Kept = 1.0, vote_sgn: VoteBySize = False) -> Return(Tensor, "delta"):
     """Trim each delta to its `k` largest entries, elect a sign for each entry, average those that agree.
 
@@ -108,7 +108,7 @@ ApplyStock = Parameter(bool, help="scale each row by model stock's factor of wha
 ApplyMedian = Parameter(bool, help="take the geometric median of what agrees, not the mean")
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, empty=0.0)
 def ties_sum_extended(
     *deltas: Delta,
     k: Kept = 0.2,

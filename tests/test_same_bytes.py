@@ -38,11 +38,9 @@ SHAPES = {
 METHODS = [
     m
     for m in all_methods()
-    if m.kind not in (Kind.CHOICE, Kind.FACTOR)
+    if m.kind not in (Kind.CHOICE, Kind.FACTOR, Kind.VIEW)
     and m.signature.returned.interface is not str  # these make no model
     and m.identifier not in OF_NETWORKS | OF_ADAPTERS | WITH_DATA  # nor can these, of such tensors
-    and m.identifier
-    not in {"approximate_rows", "rename_keys", "take_layers", "take_rows"}  # see test_layers.py
 ]
 MASKS = {"emr_mask", "tall_mask_of"}
 """Composites that give a number for each entry, and not one for the tensor."""

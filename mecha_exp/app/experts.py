@@ -9,7 +9,7 @@ from pathlib import Path
 from mecha_exp.app.point import Point
 from mecha_exp.app.recipes.templates import base_of_mergekit
 from mecha_exp.app.words.experts import names_of
-from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.peft.recipes import bases_of_adapters
 from mecha_exp.sources.search import find_model

@@ -16,7 +16,6 @@ from mecha_exp.app.outputs.adapter import adapted
 from mecha_exp.app.point import Point
 from mecha_exp.app.provenance import names_of_input
 from mecha_exp.app.races import Races, without_outcomes
-from mecha_exp.engine.planner.statistics import statistics_in
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError, MergeError
 from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
 from mecha_exp.evaluation.isolation.pool import close_pools
@@ -29,6 +28,7 @@ from mecha_exp.evaluators.common import transfers
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored_results import StoredEvaluation
+from mecha_exp.method_api.views import data_of
 from mecha_exp.runs.outcomes import WHOLE, MeasuredOutcomes
 from mecha_exp.system.texts import json_hash
 from mecha_exp.terminal.bars import MeasuringBars
@@ -245,7 +245,7 @@ class Measurements:
 
     def of_inputs(self, point: Point) -> dict[str, Measured]:
         """The measurements of each input, by its name; empty where an input cannot be measured."""
-        statistics = statistics_in(point.recipe)
+        statistics = data_of(point.recipe)
         return {
             point.names[node]: self._of_input(point, path, point.names[node])
             for node, path in point.files.items()

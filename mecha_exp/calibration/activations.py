@@ -17,7 +17,7 @@ from mecha_exp.calibration.collectors import Collector, InputCollector, is_turne
 from mecha_exp.calibration.subject import Subject, mixed
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.sources.source import infos_of
-from mecha_exp.sources.statistics import ACTIVATIONS
+from mecha_exp.sources.statistics.header import ACTIVATIONS
 
 
 class ActivationCollector(InputCollector):

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from mecha_exp.architectures import OUTPUTS
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.errors import EvaluationError
-from mecha_exp.sources.statistics import FISHER, GRADIENT, GRAM, INPUTS_FIRST, MEAN, NORM
+from mecha_exp.sources.statistics.header import FISHER, GRADIENT, GRAM, INPUTS_FIRST, MEAN, NORM
 
 Rows = Callable[[Tensor], Tensor]
 """(input of a layer) -> the rows that its weight is applied to, [rows, inputs]."""

@@ -30,7 +30,7 @@ from mecha_exp.calibration.progress import Partial
 from mecha_exp.calibration.subject import Subject
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
-from mecha_exp.sources.statistics import BASE_FINGERPRINT, MASK, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.header import BASE_FINGERPRINT, MASK, StatisticsHeader, fingerprint
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mecha_exp.checkpoint import StateDictSource, dtype_name
 from mecha_exp.checkpoint.safetensors.writer import CheckpointWriter
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluators.common.networks import is_same
-from mecha_exp.sources.statistics import (
+from mecha_exp.sources.statistics.header import (
     ACTIVATIONS,
     FISHER,
     GRADIENT,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mecha_exp.calibration.collectors import Collector
 from mecha_exp.documents import parse_json, typed
-from mecha_exp.sources.statistics import ACTIVATIONS, GRAM
+from mecha_exp.sources.statistics.header import ACTIVATIONS, GRAM
 from mecha_exp.system.atomic_write import atomic_write, atomic_write_text
 
 _RUNNING = "running.safetensors"

@@ -16,7 +16,7 @@ from mecha_exp.checkpoint import StateDictSource, open_stored
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.engine import Job, merge_many
 from mecha_exp.graph.nodes import ModelNode, call
-from mecha_exp.sources.statistics import (
+from mecha_exp.sources.statistics.header import (
     BASE_FINGERPRINT,
     EXPERT_FINGERPRINT,
     FISHER,

@@ -34,7 +34,13 @@ from mecha_exp.calibration.subject import Subject, example_named
 from mecha_exp.checkpoint import StateDictSource
 from mecha_exp.errors import ConfigError
 from mecha_exp.method_api.registry import resolve_method
-from mecha_exp.sources.statistics import ALPHA, GRAM, MERGED_FINGERPRINTS, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.header import (
+    ALPHA,
+    GRAM,
+    MERGED_FINGERPRINTS,
+    StatisticsHeader,
+    fingerprint,
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reads and writes state dicts: files, shards and folders, in parts, checked and atomic."""
 
-from mecha_exp.checkpoint.destination import Destination, Template
+from mecha_exp.checkpoint.destination import Destination, Template, template_of_file
 from mecha_exp.checkpoint.dtypes import (
     dtype_name,
     dtype_word,
@@ -47,5 +47,6 @@ __all__ = [
     "read_header",
     "round_to",
     "stored_bytes",
+    "template_of_file",
     "torch_dtype",
 ]

@@ -14,6 +14,7 @@ from mecha_exp.checkpoint.folder_writer import FolderWriter, check_folder
 from mecha_exp.checkpoint.formats import SUFFIXES
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
 from mecha_exp.checkpoint.gguf.writer import GgufTemplate, GgufWriter, check_gguf
+from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.checkpoint.remote.address import GOOGLE, S3, address_in, scheme_of
 from mecha_exp.checkpoint.safetensors.header import INDEX
 from mecha_exp.checkpoint.safetensors.shard_writers import ShardWriters
@@ -70,6 +71,15 @@ class Template:
         if self.entries or CONFIG in self.replaced:
             return True
         return 2 * len(tensors.keys() & self.tensors.keys()) >= len(tensors)
+
+
+def template_of_file(first: StateDictSource, keeps_codes: bool) -> GgufTemplate | None:
+    """What a file in the format of the first input takes from it; None where it takes nothing.
+
+    Args:
+        keeps_codes: whether codes that can be written stay codes, rather than get an output dtype.
+    """
+    return GgufTemplate.of(first, keeps_codes)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from mecha_exp.checkpoint.formats import FOLDER_SUFFIXES, open_file
-from mecha_exp.checkpoint.model import JoinedModel, StateDictSource
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG, JoinedModel, StateDictSource
 from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES, SUFFIX, cannot_open, open_regular
 from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError, counted, some
@@ -24,9 +24,6 @@ STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
 
 PIPELINE = "model_index.json"
 """The file that marks a pipeline of components, even where single-file checkpoints lie beside it."""
-
-ADAPTER_CONFIG = "adapter_config.json"
-"""The file that marks a folder as an adapter of PEFT, and without which its tensors mean nothing."""
 
 ADAPTER_STEM = "adapter_model"
 """The name of an adapter's weights, before `.safetensors` or `.bin`."""

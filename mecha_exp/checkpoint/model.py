@@ -28,6 +28,9 @@ from mecha_exp.checkpoint.remote.stand_in import place_of
 from mecha_exp.checkpoint.safetensors.header import Header, TensorInfo, open_regular, parse_header
 from mecha_exp.errors import CheckpointError, did_you_mean
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that marks a folder as an adapter of PEFT, and without which its tensors mean nothing."""
+
 
 class StateDictSource(ABC):
     """Named tensors, read in parts from files or memory. Any number of threads may read at once.
@@ -37,6 +40,7 @@ class StateDictSource(ABC):
         path: the file or folder that the user named; None for a state dict in memory.
         files: the files that hold the tensors.
         identity: a value that differs once a file was changed or replaced; None where nothing tells.
+        is_partial: whether it may lack any key of a model, as what changes a part of one does.
         codes: the keys that are stored as codes and read as the numbers that these stand for, each with the
             name of its type.
     """
@@ -45,7 +49,13 @@ class StateDictSource(ABC):
     path: Path | None
     files: tuple[Path, ...]
     identity: tuple[str | int, ...] | None
+    is_partial: bool = False
     codes: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is the folder of an adapter of PEFT, one that can be read or not."""
+        return any(file.name == ADAPTER_CONFIG for file in self.files)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -55,6 +65,10 @@ class StateDictSource(ABC):
     @abstractmethod
     def keys(self) -> Collection[str]:
         """The keys, in the order in which they are best read."""
+
+    def all_keys(self) -> Collection[str]:
+        """The keys that can be read: also those that are not listed, since they hold zeros."""
+        return self.keys()
 
     @abstractmethod
     def info(self, key: str) -> TensorInfo:
@@ -79,6 +93,10 @@ class StateDictSource(ABC):
     def region(self, key: str) -> FileRegion | None:
         """The place of a key's bytes in a file; None where no file holds them unchanged."""
         return None
+
+    def notes(self, keys: Collection[str]) -> Iterable[str]:
+        """What is worth a warning, as half a sentence, where a merge makes these keys of the source."""
+        return ()
 
     def expect(self, keys: Iterable[str]) -> None:  # noqa: B027, most sources lie near
         """Receive the keys that will be read, in their likely order: remote ones are fetched ahead."""

@@ -14,7 +14,7 @@ from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.plugins import load_model_configs
 from mecha_exp.sources.search import find_model
-from mecha_exp.sources.statistics import (
+from mecha_exp.sources.statistics.header import (
     ACTIVATIONS,
     FEW_EXAMPLES,
     FISHER,

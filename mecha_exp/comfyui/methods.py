@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from mecha_exp.comfyui.widgets import BLOCKS, RECIPE, argument_of, takes_blocks, widget_of
-from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.graph.nodes import Node
-from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.method import STATISTICS, MergeMethod
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import all_methods
 

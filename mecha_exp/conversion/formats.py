@@ -1,17 +1,21 @@
 """Conversions between formats of one architecture, as merge methods."""
 
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from mecha_exp.architectures import Views, is_convertible, resolve, views
+from mecha_exp.architectures import Views, is_convertible, member_of, resolve, views
 from mecha_exp.architectures.views import viewed
-from mecha_exp.conversion.lora import adapter_conversion
+from mecha_exp.conversion.lora import AdapterConversion, adapter_conversion
 from mecha_exp.errors import ConfigError
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.key_map import KeyMapBuilder
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.parameters import Parameter, Return
 from mecha_exp.method_api.state_dict import StateDict, T
+from mecha_exp.method_api.views import ModelView, Reading, View
+from mecha_exp.sources.format_view import ConvertedSource, convert_source
+from mecha_exp.sources.source import Source
 
 _OF_ADAPTERS = re.compile("convert_'(.+)'_to_base")
 _BETWEEN_FORMATS = re.compile("convert[_ ]'(.+)'[_ ]to[_ ]'(.+)'")
@@ -52,6 +56,28 @@ class FormatConversion(MergeMethod):
         super().__init__(by_views, name_between(source, target), Kind.WHOLE, is_conversion=True)
         self.source = source
         self.target = target
+
+    def read(self, call: MergeNode, asked: MergeNode, reading: Reading) -> View | Node:
+        """A view of a model, or of a LoRA file as differences in this format; of a merge the call itself."""
+        (model,) = call.children
+        below = model.call if isinstance(model, ModelView) else model
+        if isinstance(below, MergeNode) and isinstance(below.method, AdapterConversion):
+            config = below.method.deltas.config
+            direct = adapter_conversion(config, member_of(resolve(self.target), config.base))
+            if direct is not None:  # one conversion instead of two in a row
+                call = MergeNode(direct, (("lora", below.children[0]),), below.space)
+                return direct.read(call, call, reading)
+        if isinstance(model, ModelNode):
+            return View(call, partial(self._open, model, reading.sources[model]))
+        reading.configs.require_known_keys(model, self.source)
+        return call
+
+    def _open(self, model: ModelNode, source: Source) -> Source:
+        if model.config is None:
+            return convert_source(source, self.target)
+        declared = resolve(model.config)  # the file may be only a part of a model
+        names = {key: alias for alias, key in declared.aliases().items() if alias in source}
+        return ConvertedSource(source, views(declared, self.target).named(names))
 
 
 def name_between(source: str, target: str) -> str:

@@ -1,6 +1,6 @@
 """The conversion of a LoRA file into differences, as a merge method."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -8,9 +8,13 @@ from torch import Tensor
 from mecha_exp.architectures import AdapterConfig, ModelConfig, is_convertible, member_of, resolve, views
 from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.errors import ConfigError
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.parameters import Parameter, Return
 from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
+from mecha_exp.method_api.views import Reading, View
+from mecha_exp.peft.metadata import with_alphas
+from mecha_exp.sources.lora import AdapterSource
 
 
 class AdapterConversion(MergeMethod):
@@ -41,6 +45,22 @@ class AdapterConversion(MergeMethod):
         end = "base" if target == deltas.config.base.identifier else f"'{target}'"
         super().__init__(by_modules, f"convert_'{source}'_to_{end}", Kind.WHOLE, is_conversion=True)
         self.deltas = deltas
+
+    def read(self, call: MergeNode, asked: MergeNode, reading: Reading) -> View | Node:
+        """A view of a file as the differences that it stands for; of a merge the call itself.
+
+        The base of `lora_delta` is read too, where modules depend on its tensors.
+        """
+        (lora,) = call.children
+        if not isinstance(lora, ModelNode):
+            return call
+        source = with_alphas(reading.sources[lora])
+        base = dict(asked.arguments).get("base")
+        if not isinstance(base, ModelNode) or not self.deltas.reading(source.keys()):
+            return View(call, partial(AdapterSource, source, self.deltas, reading.budget))
+        known_by = MergeNode(self, (("lora", lora), ("base", base)), call.space)
+        base_source = reading.sources[base]
+        return View(known_by, partial(AdapterSource, source, self.deltas, reading.budget, base_source))
 
 
 def adapter_conversion(

@@ -19,19 +19,35 @@ from mecha_exp.method_api.parameters import Parameter, Return
 from mecha_exp.method_api.registry import all_methods, conversions, resolve_method
 from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
 from mecha_exp.random import uniforms
+from mecha_exp.sources.layers import LayersSource, Span
+from mecha_exp.sources.source import RenamedSource, SourceView
+from mecha_exp.sources.statistics.view import StatisticsSource
+from mecha_exp.sources.views.approximation import ApproximatedRows, Approximation
+from mecha_exp.sources.views.names import in_other_names
+from mecha_exp.sources.views.row_table import RowTable
+from mecha_exp.sources.views.rows import RowsSource
 
 resolve = resolve_method
 get_all = all_methods
 get_all_converters = conversions
 
 __all__ = [
+    "ApproximatedRows",
+    "Approximation",
+    "LayersSource",
     "MergeMethod",
     "Parameter",
+    "RenamedSource",
     "Return",
+    "RowTable",
+    "RowsSource",
     "RunLoop",
+    "SourceView",
+    "Span",
     "Spectrum",
     "StateDict",
     "StateDictKeyError",
+    "StatisticsSource",
     "adapter_conversion",
     "ascending_order",
     "counted",
@@ -39,6 +55,7 @@ __all__ = [
     "floating_dtype",
     "get_all",
     "get_all_converters",
+    "in_other_names",
     "is_constant",
     "merge_method",
     "products_of_columns",

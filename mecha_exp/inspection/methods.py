@@ -12,10 +12,9 @@ from typing import Any
 from rich.markup import escape
 
 from mecha_exp.engine.ir.expansion import expand
-from mecha_exp.engine.planner.statistics import NEEDED, STATISTICS
 from mecha_exp.graph.literals import model
 from mecha_exp.graph.nodes import Node, calls_of
-from mecha_exp.method_api.method import Kind, MergeMethod, Reduction
+from mecha_exp.method_api.method import STATISTICS, Kind, MergeMethod, Reduction
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import BUILTIN_METHODS, resolve_method
 from mecha_exp.terminal.console import make_table, print_line, stdout
@@ -134,10 +133,9 @@ def _streaming(method: MergeMethod) -> str:
         for spec in signature.parameters
         if spec.required and spec.is_model
     }
-    if method.identifier in NEEDED:
-        kind = NEEDED[method.identifier]
+    if method.statistics is not None:
         files = [model(f"{number}.stats.safetensors") for number in range(3)]
-        arguments[STATISTICS] = resolve_method(STATISTICS)(*files, kind=kind)
+        arguments[STATISTICS] = resolve_method(STATISTICS)(*files, kind=method.statistics)
     node, problems = method.bind(arguments)
     if problems or node is None:
         return _streaming_of({method}) if method.kind is Kind.REDUCTION else "node"

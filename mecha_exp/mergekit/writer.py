@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.curves import Gradient, Preset

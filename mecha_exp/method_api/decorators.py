@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -13,8 +13,18 @@ import torch
 
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import Node
-from mecha_exp.method_api.method import Choose, Factor, Kind, MergeMethod, Reduction, RowLength
+from mecha_exp.method_api.method import (
+    STATISTICS,
+    Arranges,
+    Choose,
+    Factor,
+    Kind,
+    MergeMethod,
+    Reduction,
+    RowLength,
+)
 from mecha_exp.method_api.registry import register_method, resolve_method
+from mecha_exp.method_api.views import Reads, ViewMethod
 
 _Method = TypeVar("_Method", bound=MergeMethod)
 
@@ -29,6 +39,7 @@ def merge_method(
     rowwise: bool | RowLength = False,
     composite: bool = False,
     choice: bool = False,
+    view: bool = False,
     register: bool = True,
     is_conversion: bool = False,
     is_interface: bool = False,
@@ -40,6 +51,12 @@ def merge_method(
     variables: Sequence[str] = (),
     without: Callable[..., Node] | None = None,
     skip_unchanged: bool = False,
+    arranges: str = "nothing",
+    reads_rows: Callable[..., bool] | None = None,
+    statistics: str | None = None,
+    measured: str | None = None,
+    paper_keys: Mapping[str, str] | None = None,
+    empty: float | None = None,
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
 def merge_method(
     function: Callable[..., Any] | None = None,
@@ -50,6 +67,7 @@ def merge_method(
     rowwise: bool | RowLength = False,
     composite: bool = False,
     choice: bool = False,
+    view: bool = False,
     register: bool = True,
     is_conversion: bool = False,
     is_interface: bool = False,
@@ -61,6 +79,12 @@ def merge_method(
     variables: Sequence[str] = (),
     without: Callable[..., Node] | None = None,
     skip_unchanged: bool = False,
+    arranges: str = "nothing",
+    reads_rows: Callable[..., bool] | None = None,
+    statistics: str | None = None,
+    measured: str | None = None,
+    paper_keys: Mapping[str, str] | None = None,
+    empty: float | None = None,
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
     """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
 
@@ -75,6 +99,8 @@ def merge_method(
         composite: `Kind.COMPOSITE`: the function receives nodes for tensors (None for those left out) and
             returns a node.
         choice: `Kind.CHOICE`: the function returns one of its state dicts, or skips the key.
+        view: `Kind.VIEW`: the function receives opened models (`StateDictSource`) and returns one, such as a
+            `SourceView`. It is called when a merge is planned, and reads nothing then but headers.
         register: whether recipes can find it by name.
         is_conversion: whether `convert` may use it; it declares its source and target model configs.
         is_interface: whether it is a name for several methods with `implements=`; the one whose model configs
@@ -93,6 +119,16 @@ def merge_method(
         skip_unchanged: for a method with `map_keys` whose result is an output: whether the keys that are made
             together are left out where they need a difference of two models that are read, `a - b`, alone,
             and both have the same bytes there. It costs a look into both when a merge is planned.
+        arranges: what it settles itself about its models: `keys`, which the option `on_prefix` leaves as they
+            are then, or `rows`, the keys and the rows of tokens, which may be others in each model then.
+        reads_rows: for a view, (hyperparameters) -> whether it reads rows of tokens where they lie, so that
+            these must be the same tokens as in other models. By default the keys of what it returns tell.
+        statistics: the kind of statistics of its models that it needs (`fisher`, `gram`, ...) as its argument
+            `statistics`: the call `statistics(FILE, ..., kind=KIND)`, which is checked to be of its models.
+        measured: for statistics that belong to one merge and not to one model: `scaled` are of
+            base + scale (expert - base), with the call's `scales`; `along_merge` with its `alpha`.
+        paper_keys: what `keys=paper` gives keys of which kind; see `for_keys`.
+        empty: its value where it is called with tensors and given none, such as 0 for a sum.
 
     Raises:
         RecipeError: a parameter has no usable annotation, the name is taken by another function, or options
@@ -104,6 +140,7 @@ def merge_method(
         Kind.COMPOSITE: composite,
         Kind.CHOICE: choice,
         Kind.INTERFACE: is_interface,
+        Kind.VIEW: view,
     }
     chosen = [kind for kind, is_set in kinds.items() if is_set] or [Kind.WHOLE]
     if len(chosen) > 1:
@@ -118,11 +155,18 @@ def merge_method(
         raise RecipeError("a conversion, an interface and what implements one must be registered")
 
     def decorate(fn: Callable[..., Any]) -> MergeMethod:
-        columns = _row_length(rowwise)
-        method = MergeMethod(fn, identifier or fn.__name__, chosen[0], is_conversion, cache_factory, columns)
+        name, columns = identifier or fn.__name__, _row_length(rowwise)
+        method = MergeMethod(fn, name, chosen[0], is_conversion, cache_factory, columns)
+        if view:
+            method = ViewMethod(fn, name, reads_rows)
         method.choose = choose
         method.without = without
         method.skip_unchanged = skip_unchanged
+        method.arranges = Arranges(arranges)
+        method.statistics, method.measured = statistics, measured
+        method.paper_keys, method.empty = paper_keys, empty
+        if statistics is not None and STATISTICS not in method.signature.names:
+            raise RecipeError(f"{name}: it needs the statistics {statistics}, as a parameter `{STATISTICS}`")
         if skip_unchanged and method.map_keys is None:
             raise RecipeError(
                 f"{method.identifier}: `skip_unchanged=True` leaves out keys by what they are made of, which "
@@ -222,7 +266,10 @@ def whole_model(method: Reduction, identifier: str | None = None, *, register: b
 
 
 def factor(
-    *, elements: Callable[..., int | None] = math.prod, register: bool = False
+    *,
+    elements: Callable[..., int | None] = math.prod,
+    register: bool = False,
+    reads: Reads | None = None,
 ) -> Callable[[Callable[..., Any]], Factor]:
     """Make a factor of a function of whole tensors; see `Factor`. Whole-tensor methods take it as a `param`.
 
@@ -230,12 +277,21 @@ def factor(
     ... def decomposition(a: Parameter(Tensor)) -> Return(Tensor, "param"):
     ...     return torch.linalg.svd(a.flatten(1), full_matrices=False)
 
+    Args:
+        elements: see `Factor`.
+        register: whether recipes can find it by name.
+        reads: opens each of its models, (source, **hyperparameters) -> source, where these hold data beside
+            models, such as statistics.
+
     Raises:
         RecipeError: as `merge_method`.
     """
 
     def decorate(fn: Callable[..., Any]) -> Factor:
-        return _registered(Factor(fn, fn.__name__, elements), register)
+        method = Factor(fn, fn.__name__, elements)
+        if reads is not None:
+            method.reads, method.arranges = reads, Arranges.KEYS
+        return _registered(method, register)
 
     return decorate
 

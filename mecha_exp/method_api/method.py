@@ -30,6 +30,7 @@ from mecha_exp.method_api.binding import MethodSignature, read_signature
 
 if TYPE_CHECKING:
     from mecha_exp.architectures import ModelConfig
+    from mecha_exp.method_api.views import Reading, Reads, View
 
 _IN_TORCH = "mecha_exp.in_torch"
 
@@ -61,6 +62,28 @@ class Kind(enum.Enum):
     """State dicts in, one of them out, for each key at planning time: it costs nothing."""
     INTERFACE = "interface"
     """A name for several methods, chosen by the model configs of the arguments."""
+    VIEW = "view"
+    """Opened models in, a source out that reads them otherwise: under other keys, in other places."""
+
+
+class Arranges(enum.Enum):
+    """What a method settles itself about the models that it takes."""
+
+    NOTHING = "nothing"
+    KEYS = "keys"
+    """Which keys are read as which: `on_prefix` leaves them as they are."""
+    ROWS = "rows"
+    """The keys, and the rows of tokens: the models of its first parameter may have tokens of their own."""
+
+
+_OF_STATE_DICTS = (Kind.WHOLE, Kind.CHOICE, Kind.INTERFACE, Kind.VIEW)
+
+
+STATISTICS = "statistics"
+"""The argument for statistics of the models on data, of methods that need them."""
+
+SCALED, ALONG_MERGE = "scaled", "along_merge"
+"""How statistics of one merge are measured: of base + scale (expert - base), or along the merge."""
 
 
 class MergeMethod:
@@ -78,6 +101,12 @@ class MergeMethod:
         skip_unchanged: whether an output of it lacks the keys that are made of what did not change.
         depends: the files and folders that the function reads.
         variables: the names of environment variables that it reads.
+        arranges: what it settles itself about its models.
+        reads: how each of its models is read, where that is not as it is stored; see `Reads`.
+        statistics: the kind of statistics that it needs as its argument `statistics`.
+        measured: `SCALED` or `ALONG_MERGE` for statistics that belong to one merge.
+        paper_keys: what the code of the method's authors gives keys of which kind; see `for_keys`.
+        empty: its value of no tensors.
         function: the function that was declared, or a class with `__call__`: of tensors, and of a composite
             of nodes.
         __wrapped__: the function of tensors; for a composite it computes its graph (see `in_torch.eager`).
@@ -108,6 +137,12 @@ class MergeMethod:
         self.skip_unchanged = False
         self.depends: tuple[Path, ...] = ()
         self.variables: tuple[str, ...] = ()
+        self.arranges = Arranges.NOTHING
+        self.reads: Reads | None = None
+        self.statistics: str | None = None
+        self.measured: str | None = None
+        self.paper_keys: Mapping[str, str] | None = None
+        self.empty: float | None = None
         self.create_cache = cache_factory
         self._check()
 
@@ -123,9 +158,19 @@ class MergeMethod:
         function: Callable[[Any], None] | None = getattr(self.function, "map_keys", None)
         return function
 
+    def read(self, call: MergeNode, asked: MergeNode, reading: Reading) -> View | Node:
+        """How a call is read in place of being computed, or the call that is computed.
+
+        Args:
+            call: of this method.
+            asked: the call of the interface that it implements, or the same call.
+            reading: the opened models.
+        """
+        return call
+
     def _check(self) -> None:
         signature = self.signature
-        if signature.reads_other_keys and self.kind not in (Kind.WHOLE, Kind.CHOICE, Kind.INTERFACE):
+        if signature.reads_other_keys and self.kind not in _OF_STATE_DICTS:
             raise RecipeError(
                 f"{self.identifier}: a method with a StateDict parameter sees whole tensors of any key, so "
                 f"it is not {self.kind.value}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.documents import DocumentError, read_json, typed
 from mecha_exp.errors import CheckpointError, Problems, brief
 from mecha_exp.numbers import is_number, is_whole
@@ -111,14 +111,9 @@ def config_of(source: Source) -> PeftConfig | None:
     Raises:
         CheckpointError: it cannot be read, or the adapter does more than adding to weights.
     """
-    if source.path is None or not any(file.name == ADAPTER_CONFIG for file in source.files):
+    if source.path is None or not source.is_adapter:
         return None
     return read_config(source.path)
-
-
-def is_adapter(source: Source | None) -> bool:
-    """Whether a source is the folder of an adapter of PEFT, one that can be read or not."""
-    return source is not None and any(file.name == ADAPTER_CONFIG for file in source.files)
 
 
 def read_config(folder: Path) -> PeftConfig:

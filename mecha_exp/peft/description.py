@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from mecha_exp.checkpoint.folder import ADAPTER_CONFIG
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, counted
-from mecha_exp.peft.config import LOHA, LOKR, LORA, PeftConfig, is_adapter, read_config
+from mecha_exp.peft.config import LOHA, LOKR, LORA, PeftConfig, read_config
 from mecha_exp.peft.modules import MAGNITUDE, sorted_modules
 from mecha_exp.sources.source import Source
 
 
 def described(source: Source) -> dict[str, Any] | None:
     """What an adapter is, and why it cannot be read if so; None for any other source."""
-    if source.path is None or not is_adapter(source):
+    if source.path is None or not source.is_adapter:
         return None
     try:
         config = read_config(source.path)

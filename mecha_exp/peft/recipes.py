@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
-from mecha_exp.peft.config import config_of, is_adapter
+from mecha_exp.method_api.views import Reading, View
+from mecha_exp.peft.config import config_of
+from mecha_exp.peft.deltas import PeftDeltas
 from mecha_exp.peft.vocabulary import IS_ADAPTER, resized_lines, with_vocabulary
 from mecha_exp.sources.inputs import open_sources
+from mecha_exp.sources.readers import Prepared, Reader
 from mecha_exp.sources.source import Source
 
-AS_THEY_ARE = frozenset({LORA_DELTA})
-"""Methods that take an adapter itself and not the model that it stands for."""
+
+class AdapterReader(Reader):
+    """Reads adapters of PEFT: as models by themselves, and as differences to their bases."""
+
+    def prepare(self, prepared: Prepared, on_tied: str) -> Prepared:
+        """The recipes whose adapters are models, and bases with the rows and output layers these need."""
+        whole, sources = with_bases(prepared.recipes, prepared.sources), prepared.sources
+        adapters = _adapters_by_base(whole.recipes, sources)
+        wider = {base: with_vocabulary(sources[base], own, on_tied) for base, own in adapters.items()}
+        return Prepared(whole.recipes, {**sources, **wider}, (*prepared.lines, *whole.lines))
+
+    def read(self, call: MergeNode, reading: Reading) -> View | None:
+        """A view of an adapter as the differences that it makes to its base."""
+        pair = adapter_call(call, reading.sources)
+        if pair is None:
+            return None
+        adapter, base = (reading.sources[model] for model in pair)
+        fit = reading.configs.only_fit(pair[1])
+        return View(call, partial(PeftDeltas, adapter, base, reading.budget), fit.identifier if fit else None)
 
 
-@dataclass(frozen=True)
-class Expanded:
-    """Recipes whose adapters are models.
-
-    Attributes:
-        recipes: the graphs.
-        lines: about each adapter the model that it was added to, and about rows of tokens that a base gets.
-    """
-
-    recipes: tuple[Node, ...]
-    lines: tuple[str, ...]
-
-
-def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> Expanded:
+def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> Prepared:
     """Replace each adapter that stands for a model by its base plus what it adds.
 
     The base is the argument `base` of the call that takes the adapter, and otherwise the only model beside
@@ -42,21 +49,25 @@ def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> 
         RecipeError: nothing tells the base of an adapter.
         CheckpointError: the configuration of an adapter cannot be read.
     """
-    if not any(map(is_adapter, sources.values())):
-        return Expanded(tuple(recipes), ())
+    if not any(source.is_adapter for source in sources.values()):
+        return Prepared(tuple(recipes), sources)
     lines: dict[str, None] = {}
     expanded = tuple(_expand(recipe, sources, lines) for recipe in recipes)
     for base, adapters in _adapters_by_base(expanded, sources).items():
         lines.update(dict.fromkeys(resized_lines(sources[base], adapters)))
-    return Expanded(expanded, tuple(lines))
+    return Prepared(expanded, sources, tuple(lines))
+
+
+def _is_adapter(node: Node, sources: Mapping[ModelNode, Source]) -> bool:
+    return isinstance(node, ModelNode) and node in sources and sources[node].is_adapter
 
 
 def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, None]) -> Node:
-    models = [model for model in models_of(recipe) if not is_adapter(sources.get(model))]
+    models = [model for model in models_of(recipe) if not _is_adapter(model, sources)]
     only = models[0] if len(models) == 1 else None
 
     def on_base(adapter: Node, base: Node | None) -> Node:
-        if not isinstance(adapter, ModelNode) or not is_adapter(sources.get(adapter)):
+        if not isinstance(adapter, ModelNode) or not _is_adapter(adapter, sources):
             return adapter
         base = base or only
         if base is None:
@@ -71,24 +82,16 @@ def _expand(recipe: Node, sources: Mapping[ModelNode, Source], lines: dict[str, 
         return base + call(LORA_DELTA, adapter, base)
 
     def replace(node: Node) -> Node:
-        if not isinstance(node, MergeNode) or node.method.identifier in AS_THEY_ARE:
+        if not isinstance(node, MergeNode) or is_call(node, LORA_DELTA):
             return node
         named = dict(node.arguments)
         base = named.get("base")
-        base = base if isinstance(base, Node) and not is_adapter(sources.get(base)) else None  # type: ignore[call-overload]
+        base = base if isinstance(base, Node) and not _is_adapter(base, sources) else None
         new = {child: on_base(child, base) for child in node.children}
         return node if all(a is b for a, b in new.items()) else node.with_children(new)
 
     (expanded,) = rewrite([recipe], replace)
     return on_base(expanded, None)
-
-
-def untied(
-    recipes: Sequence[Node], sources: Mapping[ModelNode, Source], on_tied: str
-) -> dict[ModelNode, Source]:
-    """The sources, whose bases have the output layers and the rows of tokens that their adapters need."""
-    adapters = _adapters_by_base(recipes, sources)
-    return {**sources, **{b: with_vocabulary(sources[b], own, on_tied) for b, own in adapters.items()}}
 
 
 def _adapters_by_base(
@@ -124,7 +127,7 @@ def adapter_call(node: Node, sources: Mapping[ModelNode, Source]) -> tuple[Model
     if not is_call(node, LORA_DELTA):
         return None
     adapter, base = node.children
-    if not isinstance(adapter, ModelNode) or not is_adapter(sources.get(adapter)):
+    if not isinstance(adapter, ModelNode) or not _is_adapter(adapter, sources):
         return None
     if not isinstance(base, ModelNode):
         raise RecipeError(

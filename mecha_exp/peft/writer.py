@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mecha_exp.checkpoint.folder import ADAPTER_CONFIG, ADAPTER_STEM
+from mecha_exp.checkpoint.folder import ADAPTER_STEM
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.checkpoint.transaction.small_folder import is_begun, is_leftover, replaced_together
 from mecha_exp.errors import CheckpointError

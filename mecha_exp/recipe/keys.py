@@ -15,9 +15,10 @@ from typing import Any
 
 from mecha_exp.errors import ArgumentError, RecipeError, brief, did_you_mean
 from mecha_exp.graph.by_key import DEFAULT, ByKey, table
-from mecha_exp.graph.kinds import AXES, KIND, KINDS, kinds_in
+from mecha_exp.graph.kinds import KIND, KINDS, kinds_in
 from mecha_exp.graph.literals import SELECT, node_by_key
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, call, is_call
+from mecha_exp.method_api.registry import all_methods
 
 MERGE, MEAN, BASE, TASK_ARITHMETIC = "merge", "mean", "base", "task_arithmetic"
 POLICIES = (MERGE, MEAN, BASE, TASK_ARITHMETIC)
@@ -26,10 +27,6 @@ POLICIES = (MERGE, MEAN, BASE, TASK_ARITHMETIC)
 ALL, PAPER = "all", "paper"
 
 _OWN_RECIPE = "Give a recipe for these keys: {kind:matrix: RECIPE, default: RECIPE}."
-
-_MATRICES = {f"{AXES}2": MERGE, f"{KIND}experts": MERGE, f"{KIND}text_projection": MEAN, DEFAULT: MEAN}
-_OF_PAPERS = dict.fromkeys(("tsv_m", "iso_c", "iso_cts", "star"), _MATRICES)
-"""What the code of the methods' authors merges, and what it gives the other keys."""
 
 
 def for_keys(merged: Node, keys: str | Sequence[str] | Mapping[str, str] | None) -> Node:
@@ -193,10 +190,12 @@ def _policies(merged: Node, keys: Any) -> dict[str, str]:
 
 
 def _of_paper(merged: Node) -> dict[str, str]:
-    method = merged.method.identifier if isinstance(merged, MergeNode) else repr(merged)
-    if method not in _OF_PAPERS:
+    policies = merged.method.paper_keys if isinstance(merged, MergeNode) else None
+    if policies is None:
+        name = merged.method.identifier if isinstance(merged, MergeNode) else repr(merged)
+        known = ", ".join(method.identifier for method in all_methods() if method.paper_keys)
         raise RecipeError(
-            f"keys=paper: the keys that the authors of '{method}' leave out are not known here, but those of "
-            f"{', '.join(_OF_PAPERS)}. Name kinds of keys: {', '.join(KINDS)}."
+            f"keys=paper: the keys that the authors of '{name}' leave out are not known here, but those of "
+            f"{known}. Name kinds of keys: {', '.join(KINDS)}."
         )
-    return dict(_OF_PAPERS[method])
+    return dict(policies)

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import CheckpointError, Problems
 from mecha_exp.graph.nodes import InMemory, ModelNode
 from mecha_exp.sources.memory import MemorySource
+from mecha_exp.sources.readers import opened
 from mecha_exp.sources.search import find_model
 from mecha_exp.sources.source import Source
 
@@ -37,4 +37,4 @@ def open_sources(models: Sequence[ModelNode], folders: Sequence[Path]) -> Iterat
 def _open(model: ModelNode, folders: Sequence[Path]) -> Source:
     if isinstance(model.source, InMemory):
         return MemorySource(model.source)
-    return open_stored(find_model(model.source, folders))
+    return opened(find_model(model.source, folders))

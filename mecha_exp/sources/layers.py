@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,15 +99,14 @@ class LayersSource(RenamedSource):
     Args:
         original: the source to read.
         span: the layers that are taken.
-        keys: those of the original, where it has more than it lists.
 
     Raises:
         CheckpointError: its layers cannot be told, a layer is not there, or a key outside the layers is on
             no known side of them.
     """
 
-    def __init__(self, original: Source, span: Span, keys: Collection[str] | None = None) -> None:
-        keys = original.keys() if keys is None else keys
+    def __init__(self, original: Source, span: Span) -> None:
+        keys = original.all_keys()
         self.layers = Layers.of(keys, original.name, original.path)
         self.span = span
         if not 0 <= span.first < span.end <= self.layers.count:
@@ -116,6 +115,29 @@ class LayersSource(RenamedSource):
                 f"{self.layers.count}, numbered from 0."
             )
         super().__init__(original, renamed_keys(keys, self.layers, span, original.name))
+
+    @staticmethod
+    def changed_entries(path: Path, views: Sequence[LayersSource]) -> dict[str, Any]:
+        """The entries of a config.json that stacked layers change: their number, and lists of one for each.
+
+        Args:
+            path: of the model whose config.json is written.
+            views: those that the layers come from; where several have a layer, the first counts.
+        """
+        config = config_beside(path)
+        before = next((config[entry] for entry in LAYER_COUNTS if entry in config), None)
+        origins: dict[int, tuple[LayersSource, int]] = {}
+        for source in views:
+            for index in range(source.span.first, source.span.end):
+                origins.setdefault(source.span.at + index - source.span.first, (source, index))
+        entries: dict[str, Any] = {entry: len(origins) for entry in LAYER_COUNTS if entry in config}
+        for entry, value in config.items():
+            if isinstance(value, list) and before is not None and len(value) == before:
+                entries[entry] = [
+                    config_beside(source.path).get(entry, value)[index]
+                    for _, (source, index) in sorted(origins.items())
+                ]
+        return entries
 
 
 def renamed_keys(keys: Iterable[str], layers: Layers, span: Span, name: str) -> dict[str, str]:
@@ -145,29 +167,6 @@ def renamed_keys(keys: Iterable[str], layers: Layers, span: Span, name: str) -> 
             "layers. Take all of them from one model: rest=all."
         )
     return renamed
-
-
-def changed_entries(path: Path, stacked: Sequence[LayersSource]) -> dict[str, Any]:
-    """The entries of a config.json that stacked layers change: their number, and lists of one for each.
-
-    Args:
-        path: of the model whose config.json is written.
-        stacked: the views that the layers come from; where several have a layer, the first counts.
-    """
-    config = config_beside(path)
-    before = next((config[entry] for entry in LAYER_COUNTS if entry in config), None)
-    origins: dict[int, tuple[LayersSource, int]] = {}
-    for source in stacked:
-        for index in range(source.span.first, source.span.end):
-            origins.setdefault(source.span.at + index - source.span.first, (source, index))
-    entries: dict[str, Any] = {entry: len(origins) for entry in LAYER_COUNTS if entry in config}
-    for entry, value in config.items():
-        if isinstance(value, list) and before is not None and len(value) == before:
-            entries[entry] = [
-                config_beside(source.path).get(entry, value)[index]
-                for _, (source, index) in sorted(origins.items())
-            ]
-    return entries
 
 
 def _is_row(numbers: set[int]) -> bool:

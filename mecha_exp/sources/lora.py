@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
@@ -11,7 +11,7 @@ from mecha_exp.architectures.lora import ALPHA, IA3_ON_INPUT
 from mecha_exp.architectures.lora_deltas import Deltas
 from mecha_exp.checkpoint import TensorInfo, dtype_name, is_arithmetic
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.errors import CheckpointError, some
+from mecha_exp.errors import CheckpointError, counted, some
 from mecha_exp.sources.format_view import convert_source
 from mecha_exp.sources.source import Source, SourceView, infos_of, read_values_as_bytes
 from mecha_exp.system.byte_cache import ByteCache
@@ -27,9 +27,6 @@ class DeltaSource(SourceView):
     `keys()` are the keys that the adapter changes. Any other key of the model reads as zeros. A difference is
     computed as a whole, in float32 (float64 if one of the files has it), and cached.
 
-    Attributes:
-        unused: keys of modules that change nothing that the model has, such as a text encoder beside a UNet.
-
     Args:
         original: the adapter.
         dtype: of the differences.
@@ -37,7 +34,7 @@ class DeltaSource(SourceView):
         budget: the largest size of the cache in bytes.
     """
 
-    unused: Sequence[str] = ()
+    is_partial = True
 
     def __init__(self, original: Source, dtype: torch.dtype, changed: Collection[str], budget: int) -> None:
         super().__init__(original)
@@ -117,12 +114,20 @@ class AdapterSource(DeltaSource):
         deltas.check({key: info.shape for key, info in infos.items()}, original.name, base is not None)
         require_numbers(original.name, infos)
         self._deltas = deltas
-        self.unused = tuple(deltas.unused(infos))
+        self._unused = deltas.unused(infos)
         super().__init__(original, dtype_of(infos), deltas.changed(infos), budget)
         self._base = None
         if base is not None and deltas.reading(infos):
             self._base = convert_source(base, deltas.config.base, deltas.target)
             self._depend_on(base)
+
+    def notes(self, keys: Collection[str]) -> Iterator[str]:
+        """Say which modules are left out, such as those of a text encoder beside a UNet."""
+        if self._unused:
+            yield (
+                f"{counted(len(self._unused), 'key is', 'keys are')} left out, as "
+                f"'{self._deltas.target.identifier}' has nothing that they change: {some(self._unused, 5)}"
+            )
 
     def all_keys(self) -> Collection[str]:
         return [key for key in self._deltas.target.keys() if key in self._deltas]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,6 +64,11 @@ class SourceView(StateDictSource):
         self.path = original.path
         self.files = original.files
         self.identity = original.identity
+
+    @staticmethod
+    def changed_entries(path: Path, views: Sequence[Any]) -> Mapping[str, Any]:
+        """The entries of the config.json beside a model that views of this class change together."""
+        return {}
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -7,14 +7,15 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mecha_exp.checkpoint import Template
 from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX, parse_header
 from mecha_exp.checkpoint.remote import fetch_small_files
 from mecha_exp.checkpoint.safetensors.header import open_regular
-from mecha_exp.checkpoint.sidecars import folder_of
+from mecha_exp.checkpoint.sidecars import SmallFiles, folder_of
 from mecha_exp.documents import DocumentError, read_bytes, read_json, typed
 from mecha_exp.errors import CheckpointError
 from mecha_exp.families import (
@@ -115,6 +116,24 @@ def tokenizer_files(folder: Path, other: Path | None) -> dict[str, Path | None]:
     fetch_small_files(folder)
     names = [name for name in sorted(TOKENIZER_FILES) if any((f / name).is_file() for f in (folder, source))]
     return {name: source / name if (source / name).is_file() else None for name in names}
+
+
+def with_tokenizer(template: Template, tokenizer: Path | None) -> Template:
+    """A folder's template with the tokenizer that rows of its model were taken for, and without its own.
+
+    Args:
+        template: the folder of the first model, whose tokens may be others.
+        tokenizer: the file; None where the rows are those of no tokenizer.
+    """
+    folder = template.folder
+    files: SmallFiles = tokenizer_files(folder, tokenizer)
+    fetch_small_files(folder)
+    if not files:
+        files = {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
+    if tokenizer is None:
+        return replace(template, replaced=files)
+    files = {**files, **generation_settings(folder, tokenizer.parent)}
+    return replace(template, replaced=files, entries=special_numbers(folder, tokenizer.parent))
 
 
 def special_numbers(folder: Path, other: Path, file: str = CONFIG) -> dict[str, Any]:

@@ -30,7 +30,7 @@ import mecha_exp as m
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.architectures.library import registry
 from mecha_exp.cli import calibrate as verb
-from mecha_exp.sources.statistics import METADATA
+from mecha_exp.sources.statistics.header import METADATA
 
 pytestmark = pytest.mark.usefixtures("units_known")
 StateDict = dict[str, Tensor]

@@ -17,7 +17,8 @@ from mecha_exp.calibration.collectors import FisherCollector, collectors_of, loo
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli import calibrate as verb
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError
-from mecha_exp.sources.statistics import METADATA, StatisticsHeader, StatisticsSource, fingerprint
+from mecha_exp.sources.statistics.header import METADATA, StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.view import StatisticsSource
 
 
 def measured(output: str = "a.stats.safetensors", model: str = "a", **given: Any) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli import calibrate as verb
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, RecipeError
 from mecha_exp.evaluators.digits import digits
-from mecha_exp.sources.statistics import StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.header import StatisticsHeader, fingerprint
 
 DIGITS = "pkg://mecha_exp.examples.digits/"
 Tensors = dict[str, Tensor]

@@ -19,7 +19,7 @@ from mecha_exp.graph.nodes import models_of
 from mecha_exp.lab.content_hash import content_of
 from mecha_exp.lab.signature import signature_of
 from mecha_exp.methods.calibrated import solved_layer
-from mecha_exp.sources.statistics import StatisticsHeader, fingerprint
+from mecha_exp.sources.statistics.header import StatisticsHeader, fingerprint
 
 SHAPES = {"conv.weight": (5, 2, 3, 3), "head.weight": (4, 6), "head.bias": (4,), "embed.weight": (7, 3)}
 INPUTS = {"conv.weight": 18, "head.weight": 6}
@@ -369,7 +369,7 @@ REFUSED = {
     ),
     "from a merge": (
         lambda: m.fisher(of("a"), statistics=m.statistics(both(), kind="fisher")),
-        "expected a file that calibrate wrote",
+        r"files is weighted_sum\(a, b\), not a file \(of each model, .* calibrate",
     ),
     "a model": (
         lambda: m.fisher(of("a"), statistics=m.statistics(of("a"), kind="fisher")),

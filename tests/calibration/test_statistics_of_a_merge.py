@@ -30,7 +30,7 @@ from mecha_exp.calibration import (
 from mecha_exp.calibration.sequential_grams import blocks_of
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, EvaluationError, RecipeError
-from mecha_exp.sources.statistics import METADATA
+from mecha_exp.sources.statistics.header import METADATA
 
 WIDTH, BLOCKS, EXAMPLES = 6, 3, 40
 NAMES = ("a", "b", "c")

@@ -85,12 +85,12 @@ def test_two_hundred_models(tmp_path):
     assert merge(n_average(*paths))["w"].unique() == 99.5
 
 
-READS_FILES = WITH_DATA | {"omit_non_finite", "take_layers", "take_rows", "rename_keys"}
-"""They take models that are read, or parts of these, and no merge."""
+READS_FILES = WITH_DATA | {"omit_non_finite"}
+"""They take models that are read, or parts of these, and no merge; so do views."""
 MERGES = [
     method
     for method in all_methods()
-    if method.kind not in (Kind.FACTOR, Kind.INTERFACE)
+    if method.kind not in (Kind.FACTOR, Kind.INTERFACE, Kind.VIEW)
     and any(spec.is_model for spec in method.signature.parameters)
     and method.signature.returned.interface is not str
     and method.identifier

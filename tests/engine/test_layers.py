@@ -89,6 +89,16 @@ def test_a_folder_of_stacked_layers_has_a_config_of_the_new_depth(folders: Path)
     assert numbers(load_file(folders / "merged" / "model.safetensors"))[3] == 2.2
 
 
+def test_layers_of_models_whose_rows_are_taken_have_a_config_of_the_new_depth(folders: Path):
+    a, b = (resolve_method("take_rows")(name, rows="1 0") for name in ("a", "b"))
+
+    merge(stack_layers((a, 0, 4), (b, 2, 4)), folders / "merged")
+
+    config = json.loads((folders / "merged" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 6
+    assert config["layer_types"][3:] == ["full 3", "sliding 2", "sliding 3"]
+
+
 def test_layers_are_copied_in_their_bytes_and_not_held(folders: Path):
     with plan([Job(stack_layers(("a", 0, 4), ("b", 0, 4)), {})]) as planned:
         assert planned.whole_bytes == 0
@@ -163,7 +173,7 @@ def test_any_slices_are_stacked_without_a_gap(slices):
         (
             [(slerp("a", "b"), 0, 2)],
             RecipeError,
-            "take_layers: takes layers of a model that is read, not of a merge.",
+            "take_layers: a is slerp(a, b), a merge, and it reads models where they are stored",
         ),
     ],
 )

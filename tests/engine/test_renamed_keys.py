@@ -6,7 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mecha_exp import CheckpointError, MechaError, RecipeError, deserialize, merge, serialize, slerp
+from mecha_exp import (
+    CheckpointError,
+    MechaError,
+    RecipeError,
+    deserialize,
+    merge,
+    serialize,
+    slerp,
+    weighted_sum,
+)
 from mecha_exp.method_api.registry import resolve_method
 
 rename_keys, take_rows = resolve_method("rename_keys"), resolve_method("take_rows")
@@ -72,8 +81,16 @@ def test_rules_that_cannot_be_applied_are_refused(rules: str, error: type[MechaE
     assert message in str(raised.value)
 
 
+def test_values_by_key_are_by_the_new_names():
+    rules = "layers.0.up.weight -> first, layers.1.up.weight -> second"
+    models = [{key: tensor + more for key, tensor in tensors().items()} for more in (0, 1)]
+    a, b = (rename_keys(each, rules) for each in models)
+
+    made = merge(weighted_sum(a, b, alpha={"first": 0.0, "second": 1.0}))
+
+    assert [made[key][0, 0].item() for key in ("first", "second")] == [1, 3]
+
+
 def test_a_merge_is_refused():
-    with pytest.raises(
-        RecipeError, match="rename_keys: renames keys of a model that is read, not of a merge"
-    ):
+    with pytest.raises(RecipeError, match=r"rename_keys: a is slerp\(a, b\), a merge"):
         merge(rename_keys(slerp(tensors(), tensors()), "* -> *"))

@@ -217,7 +217,7 @@ def test_rows_that_are_not_there_are_refused():
     whole = {EMBEDDING: torch.ones(4, 2, dtype=torch.int32)}
     assert "Rows of floating point are moved." in said(lambda: take_rows(whole, rows="1"), CheckpointError)
     merged = said(lambda: take_rows(slerp(a, tensors(3)), rows="1"), RecipeError)
-    assert "take_rows: takes rows of models that are read, not of a merge." in merged
+    assert "take_rows: models is slerp(a, b), a merge, and it reads models where they are stored" in merged
 
 
 def test_tokens_that_cannot_be_aligned_are_refused(here: Path):

@@ -13,7 +13,7 @@ from mecha_exp.app.recipes.measured_statistics import with_measured
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli import calibrate
 from mecha_exp.errors import ConfigError
-from mecha_exp.sources.statistics import StatisticsHeader
+from mecha_exp.sources.statistics.header import StatisticsHeader
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 TEXTS = ["the cat sat on the mat", "blue sky", "a big dog ran in the green park", "yes no yes", "sun is hot"]

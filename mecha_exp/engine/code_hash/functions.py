@@ -20,6 +20,7 @@ from mecha_exp.engine.code_hash import modules, syntax
 from mecha_exp.engine.code_hash.data import Data, content_of_data
 from mecha_exp.engine.code_hash.values import NoValueError, encode_value
 from mecha_exp.method_api.method import MergeMethod
+from mecha_exp.method_api.views import ViewMethod
 
 _OF_PYTHON = 1 << 9
 """The flag of classes that were made by Python code (`Py_TPFLAGS_HEAPTYPE`)."""
@@ -152,6 +153,8 @@ class _Walk:
         more = ("rounds", "finish", "sums", "rank", "elements", "columns", "choose", "create_cache")
         parts = [f"{name}={self._or_name(getattr(method, name, None))}" for name in more]
         parts += ["of_model"] if getattr(method, "of_model", False) else []
+        if isinstance(method, ViewMethod):
+            parts.append(f"arranges={method.arranges.value} reads_rows={self._or_name(method.reads_rows)}")
         parts += [f"without={self._or_name(method.without)}"] if method.without else []
         parts += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
         return f"{method.kind.value} {self._code_of(method.function)} {' '.join(parts)}"

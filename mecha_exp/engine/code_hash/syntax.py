@@ -13,6 +13,10 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Definition: TypeAlias = Function | ast.ClassDef
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
+_PLANNED = ("arranges", "reads", "reads_rows", "statistics", "measured", "paper_keys", "empty")
+_DROPPED = {"Parameter": ("help",), "merge_method": _PLANNED, "factor": _PLANNED}
+"""Keywords of declarations that change no number; what a view arranges is hashed with the view."""
+
 
 class Source(NamedTuple):
     """A source file.
@@ -98,14 +102,23 @@ def byte_code(code: CodeType) -> tuple[Any, ...]:
 
 
 def strip(tree: ast.Module) -> ast.Module:
-    """Remove docstrings and the help texts of declared parameters; returns the tree."""
+    """Remove docstrings, help texts and what is declared for planning alone; returns the tree."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
             node.body = [statement for statement in body if not _is_text(statement)] or [ast.Pass()]
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Parameter":
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "help"]
+        if isinstance(node, ast.Call):
+            dropped = _DROPPED.get(getattr(node.func, "id", getattr(node.func, "attr", "")), ())
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in dropped]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.decorator_list = [_without_brackets(each) for each in node.decorator_list]
     return tree
+
+
+def _without_brackets(decorator: ast.expr) -> ast.expr:
+    """`@merge_method()` as `@merge_method`, which is the same."""
+    return decorator.func if ast.unparse(decorator) == "merge_method()" else decorator  # type: ignore[attr-defined]
 
 
 def _is_text(statement: ast.stmt) -> bool:

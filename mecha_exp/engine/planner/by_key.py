@@ -15,14 +15,13 @@ from mecha_exp.checkpoint import dtype_name, torch_dtype
 from mecha_exp.checkpoint.dtypes import floating_dtype
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
-from mecha_exp.engine.planner.resolution import layer_views
-from mecha_exp.engine.planner.statistics import STATISTICS
 from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values, table
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, calls_of, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
+from mecha_exp.method_api.method import Arranges
 from mecha_exp.method_api.parameters import ParameterSpec
-from mecha_exp.peft.config import is_adapter
+from mecha_exp.method_api.views import opened_views
 from mecha_exp.recipe.keys import with_names
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import with_plain_keys
@@ -78,7 +77,7 @@ class Binder:
 
     def __init__(self, sources: Mapping[ModelNode, Source], configs: ConfigInference | None = None) -> None:
         self._models = sources
-        self._sources: dict[Any, Source] = dict(sources)  # of models, and of layers taken of them
+        self._sources: dict[Any, Source] = dict(sources)  # of models, and of views of them
         self._configs = configs or ConfigInference.over(sources)
         self._anatomies: dict[tuple[object, str], Anatomy] = {}
 
@@ -86,18 +85,22 @@ class Binder:
         """The graphs with every value bound; `new` is filled with the new node of each node."""
         if not any(map(is_by_key, walk(*roots))):
             return tuple(roots)
-        self._see_layers(roots)
+        self._see_views(roots)
         everything = self._owner_of(roots)
         return rewrite(roots, lambda node: self._bind_arguments(node, everything), new)
 
     def bind_beside(self, value: ByKey, roots: Sequence[Node]) -> ByKey:
         """A value bound to the models of recipes."""
-        self._see_layers(roots)
+        self._see_views(roots)
         return value.over(self._anatomy(self._owner_of(roots), value.convention))
 
-    def _see_layers(self, roots: Sequence[Node]) -> None:
-        """Add the layers that recipes take of models: values beside them are by the new numbers."""
-        self._sources |= layer_views(roots, self._models)
+    def _see_views(self, roots: Sequence[Node]) -> None:
+        """Add the views of models: values beside them are by their keys, such as the new numbers of layers.
+
+        Rows of tokens do not matter to them: where these are arranged, the model tells its config.
+        """
+        views = opened_views(roots, self._models).items()
+        self._sources |= {call: view for call, view in views if call.method.arranges is not Arranges.ROWS}
 
     def _bind_arguments(self, node: Node, everything: _Owner) -> Node:
         """A call whose values by key are bound to the models among its arguments, or else to `everything`."""
@@ -126,11 +129,11 @@ class Binder:
         stack = list(reversed(nodes))
         while stack:
             node = stack.pop()
-            if is_adapter(self._sources.get(node)):
+            if node in self._sources and self._sources[node].is_adapter:
                 continue  # its keys are those of its base
             if isinstance(node, ModelNode) or node in self._sources:
                 models[node] = None
-            elif isinstance(node, MergeNode) and node.method.identifier != STATISTICS:
+            elif isinstance(node, MergeNode) and node.method.reads is None:
                 if (declared := self._declared(node)) is None:
                     stack.extend(reversed(node.children))
                 elif not models:

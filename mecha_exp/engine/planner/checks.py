@@ -8,12 +8,11 @@ from pathlib import Path
 
 from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import Destination, TensorInfo, is_arithmetic
-from mecha_exp.checkpoint.remote.address import address_in
 from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
-from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.errors import CheckpointError, counted, did_you_mean, some
 from mecha_exp.graph.by_key import ByKey, NoValueError
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, calls_of
+from mecha_exp.method_api.views import is_data
 from mecha_exp.recipe.keys import merges_nothing
 from mecha_exp.sources.inputs import Sources
 from mecha_exp.sources.views.channels import is_of_channels
@@ -109,7 +108,7 @@ def repeated_models(recipes: Iterable[Node], sources: Sources) -> Iterator[str]:
         for name, value in call.arguments:
             by_path: dict[Path, list[str]] = {}
             for child in value if isinstance(value, tuple) else ():
-                if not isinstance(child, ModelNode) or is_statistics(child):
+                if not isinstance(child, ModelNode) or is_data(child):
                     continue
                 if (source := sources[child]).path is not None:
                     by_path.setdefault(source.path.resolve(), []).append(source.name)
@@ -173,7 +172,7 @@ def clashing_outputs(outputs: Sequence[Path], sources: Sources) -> Iterator[str]
     seen: set[Path] = set()
     elsewhere = {source.name for source in sources.values()}
     for output in outputs:
-        if (address := address_in(str(output))) in elsewhere:
+        if (address := Destination(output, {}).address) in elsewhere:
             yield f"the output {address} is an input, which would be replaced. Write to another path."
         try:
             target = output.resolve()

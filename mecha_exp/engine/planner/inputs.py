@@ -6,34 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mecha_exp.architectures import AdapterConfig, Detection, ModelConfig, Views, views
-from mecha_exp.architectures.lora import LORA_DELTA
 from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.engine.configurations import different_settings
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.batches import OMIT_NON_FINITE
 from mecha_exp.engine.planner.keys.extra_keys import drop_extra_keys
-from mecha_exp.engine.planner.statistics import STATISTICS
-from mecha_exp.engine.planner.vocabulary import (
-    APPROXIMATE_ROWS,
-    RENAME_KEYS,
-    TAKE_ROWS,
-    models_merged,
-    unify_vocabularies,
-)
+from mecha_exp.engine.planner.vocabulary import models_merged, unify_vocabularies
 from mecha_exp.engine.report import Notice
 from mecha_exp.errors import ConfigError, RecipeError, counted, some
 from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, models_of, walk
-from mecha_exp.sources.finite_keys import FiniteSource
+from mecha_exp.method_api.method import Arranges
 from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.quantised.view import notes_on
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.views.channels import with_first_channels
+from mecha_exp.sources.views.finite_keys import FiniteSource
 from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.views.positions import with_whole_positions
 from mecha_exp.sources.views.prefixes import prefixes_between
-
-_OF_OWN_KEYS = (LORA_DELTA, STATISTICS, RENAME_KEYS, TAKE_ROWS, APPROXIMATE_ROWS)
-"""Methods that say themselves how the keys of their models are read."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,8 @@ def with_one_prefix(
     """
     if options.on_prefix == "error":
         return sources, []
-    own = set(models_of(*(call for call in calls_of(*recipes) if is_call(call, *_OF_OWN_KEYS))))
+    calls = (call for call in calls_of(*recipes) if call.method.arranges is not Arranges.NOTHING)
+    own = set(models_of(*calls))
     models = [model for model in models_of(*recipes) if model not in own]
     matched, lines = dict(sources), []
     for model in models[1:]:

@@ -26,13 +26,13 @@ from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph, 
 from mecha_exp.engine.planner.keys.stacked_experts import doubt, split_notice
 from mecha_exp.engine.planner.keys.trips import NOTHING, Asked, TripPlanner, asked_by
 from mecha_exp.engine.planner.plan import Job
-from mecha_exp.engine.planner.resolution import ModelView
 from mecha_exp.engine.scaled_fp8 import DTYPE, MARKER, is_linear, scale_key, scaled
 from mecha_exp.engine.statistics import as_stored, moments, statistics_of
 from mecha_exp.errors import RecipeError, some
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, walk
 from mecha_exp.method_api.registry import resolve_method
+from mecha_exp.method_api.views import ModelView
 
 
 @dataclass(frozen=True, eq=False)

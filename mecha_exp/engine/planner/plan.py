@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from mecha_exp.checkpoint import Destination, Template, stored_bytes
+from mecha_exp.checkpoint import Destination, Template, stored_bytes, template_of_file
 from mecha_exp.checkpoint.dtypes import Layout
-from mecha_exp.checkpoint.gguf.header import GGUF_SUFFIX
-from mecha_exp.checkpoint.gguf.writer import GgufTemplate
-from mecha_exp.checkpoint.remote import fetch_small_files
-from mecha_exp.checkpoint.shards import is_file_name
+from mecha_exp.checkpoint.safetensors.header import SUFFIX
+from mecha_exp.checkpoint.shards import WRITTEN, is_file_name
 from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.checkpoint.transaction.running_hash import Hashed
 from mecha_exp.engine.compiler.fusion import FusedPass, describe_backends
@@ -25,19 +23,17 @@ from mecha_exp.engine.ir.program import Pass, Program
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.by_key import choices_of, effective_values_of
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Output, Structure, Trip
-from mecha_exp.engine.planner.resolution import ModelView, layer_views
 from mecha_exp.engine.planner.vocabulary import rows_taken
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import require_known
 from mecha_exp.engine.sinks import Receiver
 from mecha_exp.errors import ConfigError, MergeError
-from mecha_exp.families import TOKENIZER_FILES
 from mecha_exp.graph.by_key import BlockValue, ByKey
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of
+from mecha_exp.graph.nodes import ModelNode, Node, models_of
 from mecha_exp.method_api.paths import path_arguments
-from mecha_exp.sources.layers import changed_entries
-from mecha_exp.sources.source import Source
-from mecha_exp.sources.tokenizer import generation_settings, special_numbers, tokenizer_files
+from mecha_exp.method_api.views import ModelView, opened_views
+from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.tokenizer import tokenizer_files, with_tokenizer
 from mecha_exp.sources.vocabulary import as_stored, vocabulary_donor
 
 
@@ -103,7 +99,7 @@ def check_quantize(choice: str | None, path: Path | None, shard_size: int | None
     """
     require_known(choice)
     is_one_file = shard_size is None and (path is None or is_file_name(path))
-    if choice and (not is_one_file or (path is not None and path.suffix == GGUF_SUFFIX)):
+    if choice and (not is_one_file or (path is not None and path.suffix in {*WRITTEN} - {SUFFIX})):
         raise ConfigError(
             f"quantize={choice} writes ComfyUI's layout, which is one file: name an output that ends in "
             ".safetensors, without shard_size."
@@ -233,7 +229,7 @@ class Plan:
         template = Template.at(first.path, lambda: layout_of(as_stored(first)))
         if template is not None:
             template = self._with_small_files(template, self.jobs[job], first)
-        gguf = GgufTemplate.of(as_stored(first), keeps_codes=self.jobs[job].dtype is None)
+        gguf = template_of_file(as_stored(first), keeps_codes=self.jobs[job].dtype is None)
         layout, card, hashed = self.layouts[job], self.jobs[job].card, self.jobs[job].hashed
         return Destination(output, layout, shard_size, template, gguf=gguf, card=card, hashed=hashed)
 
@@ -246,10 +242,12 @@ class Plan:
         if (donor := vocabulary_donor(first)) is not None:
             template = replace(template, replaced=tokenizer_files(template.folder, donor.path))
         if taken := rows_taken([job.recipe]):
-            template = _with_tokenizer(template, taken)
+            named = next((path for call in taken for _, path in path_arguments(call)), None)
+            template = with_tokenizer(template, named)
         entries = dict(template.entries)
-        if stacked := list(layer_views([job.recipe], self.inputs).values()):
-            entries |= changed_entries(template.folder, stacked)
+        views = list(opened_views([job.recipe], self.inputs).values())
+        for kind in dict.fromkeys(type(view) for view in views if isinstance(view, SourceView)):
+            entries |= kind.changed_entries(template.folder, [view for view in views if type(view) is kind])
         return replace(template, replaced={**template.replaced, **job.small_files}, entries=entries)
 
     def bytes_of(self, key: KeyPlan) -> int:
@@ -273,25 +271,6 @@ def layout_of(source: Source) -> Layout:
 def size_of(layout: Layout) -> int:
     """The bytes of the tensors of a layout."""
     return sum(stored_bytes(dtype, shape) for dtype, shape in layout.values())
-
-
-def _with_tokenizer(template: Template, taken: Sequence[MergeNode]) -> Template:
-    """The template with the tokenizer that rows were taken for; that of the folder is left out.
-
-    Args:
-        template: the folder of the first model, whose tokens may be others.
-        taken: calls of `take_rows`.
-    """
-    folder = template.folder
-    named = next((path for call in taken for _, path in path_arguments(call)), None)
-    files: SmallFiles = tokenizer_files(folder, named)
-    fetch_small_files(folder)
-    if not files:
-        files = {name: None for name in sorted(TOKENIZER_FILES) if (folder / name).is_file()}
-    if named is None:
-        return replace(template, replaced=files)
-    files = {**files, **generation_settings(folder, named.parent)}
-    return replace(template, replaced=files, entries=special_numbers(folder, named.parent))
 
 
 def _tile_bytes(program: Program) -> int:

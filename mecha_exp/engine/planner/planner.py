@@ -25,7 +25,6 @@ from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
 from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
 from mecha_exp.engine.planner.meaning import config_digests
 from mecha_exp.engine.planner.plan import Job, Plan
-from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, counted, some
@@ -33,13 +32,12 @@ from mecha_exp.families import TOKENIZER_FILES
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, ModelNode, Node, models_of, walk
 from mecha_exp.method_api.paths import missing_paths
-from mecha_exp.peft.recipes import untied, with_bases
+from mecha_exp.method_api.views import is_data
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
-from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.quantised.view import require_plain
+from mecha_exp.sources.readers import Prepared, readers
 from mecha_exp.sources.source import Source
-from mecha_exp.sources.statistics import StatisticsSource
 
 
 @contextmanager
@@ -58,12 +56,13 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
     with open_sources(models_of(*recipes), options.model_dirs) as stored:
         opened = require_plain(stored, options.on_quantised, options.memory_budget)
         _require_one_batch(recipes, opened, options)
-        expanded = with_bases(recipes, opened)
-        opened = untied(expanded.recipes, opened, options.on_tied)
-        inputs = prepare_inputs(expanded.recipes, opened, options)
-        inputs = replace(inputs, notices=(*map(Notice, expanded.lines), *inputs.notices))
+        prepared = Prepared(tuple(recipes), opened)
+        for reader in readers():
+            prepared = reader.prepare(prepared, options.on_tied)
+        inputs = prepare_inputs(prepared.recipes, prepared.sources, options)
+        inputs = replace(inputs, notices=(*map(Notice, prepared.lines), *inputs.notices))
         binder = Binder(inputs.sources, inputs.configs)
-        whole = [replace(job, recipe=new) for job, new in zip(jobs, expanded.recipes, strict=True)]
+        whole = [replace(job, recipe=new) for job, new in zip(jobs, prepared.recipes, strict=True)]
         yield _Planner(tuple(_bind(job, binder) for job in whole), options, inputs).plan()
 
 
@@ -144,10 +143,9 @@ class _Planner:
         classes = self._graph.classes(recipes, keys)
         self._check_values(classes)
         self._check_inputs(classes)
-        self._warn_of_unused_modules()
+        self._note_inputs(classes)
         for notice in checks.repeated_models((job.recipe for job in self._jobs), self._sources):
             self._warn(notice)
-        self._note_statistics(classes)
         planner = KeyPlanner(self._jobs, self._graph, self._options, prefix_of(classes))
         plans = tuple(planner.plan(key, each) for key, each in classes.items())
         planner.check_stacks()
@@ -202,7 +200,7 @@ class _Planner:
         for job in range(len(self._jobs)):
             self._check_missing(job, classes, problems)
             merged = {
-                each: tuple(model for model in each.specialised.merged(job) if not is_statistics(model))
+                each: tuple(model for model in each.specialised.merged(job) if not is_data(model))
                 for each in {*classes.values()}
             }
             if merged != checked:  # most points of a sweep read the same models
@@ -234,26 +232,12 @@ class _Planner:
             )
             self._warn(f"{count} left out: {some(lacking)}")
 
-    def _warn_of_unused_modules(self) -> None:
-        """Warn of modules of a LoRA file for which the model's format has no tensor."""
-        for model, source in self._sources.items():
-            if isinstance(source, DeltaSource) and source.unused:
-                self._warn(
-                    f"{source.name}: {counted(len(source.unused), 'key is', 'keys are')} left out, as "
-                    f"'{model.config}' has nothing "
-                    f"that they change: {some(source.unused, 5)}"
-                )
-
-    def _note_statistics(self, keys: Collection[str]) -> None:
-        """Say at how many keys there are no statistics, and where there are too few examples for them.
-
-        Files of which the same is to be said share a sentence.
-        """
+    def _note_inputs(self, keys: Collection[str]) -> None:
+        """Warn of what inputs say of themselves; those of which the same is to be said share a sentence."""
         files: dict[str, list[str]] = {}
         for source in self._sources.values():
-            if isinstance(source, StatisticsSource):
-                for note in _notes_on(source, keys):
-                    files.setdefault(note, []).append(source.name)
+            for note in source.notes(keys):
+                files.setdefault(note, []).append(source.name)
         for note, names in files.items():
             self._warn(f"{some(names, 1)}: {note}")
 
@@ -284,24 +268,3 @@ class _Planner:
     def _warn(self, message: str) -> None:
         if message not in self._warnings:
             self._warnings.append(Notice(message))
-
-
-def _notes_on(source: StatisticsSource, keys: Collection[str]) -> Iterator[str]:
-    """What is worth a warning of a file of statistics."""
-    without = [key for key in keys if key in source.unmeasured and source.is_arithmetic_at(key)]
-    if without:
-        yield (
-            f"{len(without)} of {counted(len(keys), 'key')} have no {source.kind} and {source.without}: "
-            f"{some(without, 3)}"
-        )
-    if source.is_of_few_examples:
-        count = source.header.count
-        yield f"{source.kind} of only {counted(count, 'example')}. A few hundred tell more."
-    if few := source.short_of_rows():
-        key, rows, inputs = few[0]
-        matrices = counted(len(few), "Gram matrix is", "Gram matrices are")
-        layers = "its layer has" if len(few) == 1 else "their layers have"
-        yield (
-            f"{matrices} of fewer rows than {layers} inputs ('{key}': {rows:,} "
-            f"rows, {inputs:,} inputs). More examples would tell more."
-        )

@@ -5,37 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.errors import CheckpointError, Problems, counted, some
 from mecha_exp.families import tied_to
-from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, is_call, models_of, walk
+from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, models_of, walk
+from mecha_exp.method_api.method import Arranges
 from mecha_exp.method_api.paths import path_arguments
-from mecha_exp.peft.config import is_adapter
+from mecha_exp.method_api.views import ViewMethod, hyperparameters, opened_views
 from mecha_exp.sources.inputs import Sources
-from mecha_exp.sources.layers import NONE
 from mecha_exp.sources.source import Source, infos_of
 from mecha_exp.sources.tokenizer import Tokenizer
-from mecha_exp.sources.views.names import in_other_names
 from mecha_exp.sources.vocabulary import VocabularyView, token_axes, with_tokens
 
 GGUF_EMBEDDING = "token_embd.weight"
 """The key of the embedding in GGUF files, which have their tokens in the file."""
 
-RENAME_KEYS = "rename_keys"
-"""The method that reads a model under other keys."""
-
 SHOWN_TOKENS = 3
 """How many tokens a message names."""
-
-TAKE_LAYERS = "take_layers"
-"""The method that takes layers of a model."""
-
-TAKE_ROWS = "take_rows"
-"""The method that takes rows of tokens."""
-
-APPROXIMATE_ROWS = "approximate_rows"
-"""The method that makes rows of tokens which a model lacks."""
 
 
 def unify_vocabularies(
@@ -43,17 +31,17 @@ def unify_vocabularies(
 ) -> dict[ModelNode, Source]:
     """The inputs with one vocabulary, by the options `on_tied` and `resize_embeddings`.
 
-    Models whose rows a recipe takes by `take_rows` alone may have tokens of their own, and those whose rows
-    it does not read at all, such as experts of a mixture and donors of tokens, are left as they are.
+    Models whose rows a recipe arranges, as `take_rows` does, may have tokens of their own, and those whose
+    rows it does not read at all, such as experts of a mixture and donors of tokens, are left as they are.
 
     Raises:
         CheckpointError: the vocabularies differ, and the options make that an error.
     """
     problems = Problems()
-    arranged = set(_without_donors(rows_taken(recipes), APPROXIMATE_ROWS))
+    arranged = set(models_of(*rows_taken(recipes), children=_with_rows_below))
     direct = [frozenset(_read_by_row(recipe, sources)) for recipe in recipes]
     unread = set(models_of(*recipes)) - arranged - frozenset().union(*direct)
-    read = {m: source for m, source in sources.items() if m not in unread and not is_adapter(source)}
+    read = {m: source for m, source in sources.items() if m not in unread and not source.is_adapter}
     if options.on_tokens == "error":
         tokenizers = [_tokenizers_taken(recipe) for recipe in recipes]
         for models, folders in dict.fromkeys(zip(direct, tokenizers, strict=True)):
@@ -66,34 +54,38 @@ def unify_vocabularies(
 
 def models_merged(recipes: Sequence[Node]) -> list[ModelNode]:
     """The models of recipes, without those that only give rows of tokens."""
-    return _without_donors(recipes, TAKE_ROWS, APPROXIMATE_ROWS)
-
-
-def _without_donors(roots: Sequence[Node], *methods: str) -> list[ModelNode]:
-    """The models below some nodes, without those that only give rows to calls of these methods."""
     return models_of(
-        *roots, children=lambda node: node.children[:1] if is_call(node, *methods) else node.children
+        *recipes, children=lambda node: node.children[:1] if _arranges_rows(node) else node.children
     )
 
 
+def _arranges_rows(node: Node) -> TypeGuard[MergeNode]:
+    return isinstance(node, MergeNode) and node.method.arranges is Arranges.ROWS
+
+
+def _with_rows_below(node: Node) -> Sequence[Node]:
+    """The nodes below one whose rows it reads: of a call that arranges rows, those of its first argument."""
+    if not _arranges_rows(node):
+        return node.children
+    _, first = node.arguments[0]
+    return first if isinstance(first, tuple) else (first,)
+
+
 def _read_by_row(recipe: Node, sources: Sources) -> list[ModelNode]:
-    """The models whose rows of tokens a recipe reads where they lie, and not by `take_rows`."""
+    """The models whose rows of tokens a recipe reads where they lie."""
     return models_of(recipe, children=lambda node: node.children if _may_read_rows(node, sources) else ())
 
 
 def _may_read_rows(node: Node, sources: Sources) -> bool:
     """Whether a node may read rows of tokens of what is below it, where these lie."""
-    if not isinstance(node, MergeNode):
-        return True
-    if node.method.identifier in (TAKE_ROWS, APPROXIMATE_ROWS):
+    if _arranges_rows(node):
         return False
-    words = node.literals
-    if node.method.identifier == TAKE_LAYERS:
-        return bool(words.get("rest", NONE) != NONE)
-    model = node.children[0]
-    if node.method.identifier == RENAME_KEYS and isinstance(model, ModelNode) and "rules" in words:
-        return bool(_token_keys(in_other_names(sources[model], str(words["rules"]))))
-    return True
+    if not isinstance(node, MergeNode) or not isinstance(node.method, ViewMethod):
+        return True
+    if node.method.reads_rows is not None:
+        return node.method.reads_rows(**hyperparameters(node))
+    view = opened_views([node], sources).get(node)
+    return view is None or bool(_token_keys(view))
 
 
 def _tokenizers_taken(recipe: Node) -> tuple[Path, ...]:
@@ -102,8 +94,8 @@ def _tokenizers_taken(recipe: Node) -> tuple[Path, ...]:
 
 
 def rows_taken(recipes: Sequence[Node]) -> list[MergeNode]:
-    """The calls of recipes that take or make rows of tokens."""
-    return [node for node in walk(*recipes) if is_call(node, TAKE_ROWS, APPROXIMATE_ROWS)]
+    """The calls of recipes that arrange rows of tokens: that take or make them."""
+    return [node for node in walk(*recipes) if _arranges_rows(node)]
 
 
 def different_tokens(sources: Sources, tokenizers: Sequence[Path] = ()) -> Iterator[str]:

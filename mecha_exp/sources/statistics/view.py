@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator
 from mecha_exp.architectures import OUTPUTS
 from mecha_exp.checkpoint import TensorInfo, is_arithmetic
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, counted, some
 from mecha_exp.sources.source import Source, SourceView
+from mecha_exp.sources.statistics.checks import check_call
 from mecha_exp.sources.statistics.header import (
     ACTIVATIONS,
     FEW_EXAMPLES,
@@ -23,6 +24,9 @@ from mecha_exp.sources.statistics.header import (
     StatisticsHeader,
 )
 
+_EFFECTS = {MASK: "stay the base's", ACTIVATIONS: "their units keep their places"}
+"""The effect on a merge at keys without some kinds of statistics."""
+
 
 class StatisticsSource(SourceView):
     """One kind of statistics under the keys of the model.
@@ -34,10 +38,13 @@ class StatisticsSource(SourceView):
         header: what the statistics are of.
         kind: which are seen.
         unmeasured: the keys of the model without it.
+        fitting: calls that the statistics were found to be right for, as `check_call` knows them.
 
     Raises:
         CheckpointError: the file does not hold this kind.
     """
+
+    check = staticmethod(check_call)
 
     def __init__(self, original: Source, kind: str) -> None:
         super().__init__(original)
@@ -60,6 +67,7 @@ class StatisticsSource(SourceView):
             for key, (dtype, shape) in self.header.unmeasured.get(kind, {}).items()
         }
         self.unmeasured = tuple(self._zeros)
+        self.fitting: set[tuple[object, ...]] = set()
 
     def keys(self) -> Collection[str]:
         return (self._measured | self._zeros).keys() if self.kind in OF_ENTRIES else self._measured.keys()
@@ -71,15 +79,26 @@ class StatisticsSource(SourceView):
             return self._zeros[key]
         raise self._unknown(key)
 
-    @property
-    def without(self) -> str:
-        """The effect on a merge where there are none, in words for messages."""
-        others = {MASK: "stay the base's", ACTIVATIONS: "their units keep their places"}
-        return others.get(self.kind, "get the mean of the models")
-
-    def is_arithmetic_at(self, key: str) -> bool:
-        """Whether the model's values are floating point at a key that was not measured."""
-        return is_arithmetic(self._zeros[key].dtype)
+    def notes(self, keys: Collection[str]) -> Iterator[str]:
+        """Say at how many keys there are none, and where there are too few examples."""
+        without = [key for key in keys if key in self._zeros and is_arithmetic(self._zeros[key].dtype)]
+        if without:
+            effect = _EFFECTS.get(self.kind, "get the mean of the models")
+            yield (
+                f"{len(without)} of {counted(len(keys), 'key')} have no {self.kind} and {effect}: "
+                f"{some(without, 3)}"
+            )
+        of_data = self.kind in (FISHER, GRAM, MASK) and SCALE not in self.header.settings
+        if of_data and self.header.count < FEW_EXAMPLES:  # DF-Merge measures few for each of many scales
+            yield f"{self.kind} of only {counted(self.header.count, 'example')}. A few hundred tell more."
+        if few := self._short_of_rows():
+            key, rows, inputs = few[0]
+            matrices = counted(len(few), "Gram matrix is", "Gram matrices are")
+            layers = "its layer has" if len(few) == 1 else "their layers have"
+            yield (
+                f"{matrices} of fewer rows than {layers} inputs ('{key}': {rows:,} "
+                f"rows, {inputs:,} inputs). More examples would tell more."
+            )
 
     def require_fit(self, model: Source) -> None:
         """Check that the tensors are of the keys of the model, in its shapes.
@@ -141,13 +160,7 @@ class StatisticsSource(SourceView):
         inputs = shape[0] if key.endswith(INPUTS_FIRST) else math.prod(shape[1:])
         return (inputs, inputs) if self.kind == GRAM else (inputs,)
 
-    @property
-    def is_of_few_examples(self) -> bool:
-        """Whether more examples would tell more; DF-Merge measures few for each of many scales."""
-        of_data = self.kind in (FISHER, GRAM, MASK) and SCALE not in self.header.settings
-        return of_data and self.header.count < FEW_EXAMPLES
-
-    def short_of_rows(self) -> list[tuple[str, int, int]]:
+    def _short_of_rows(self) -> list[tuple[str, int, int]]:
         """The Gram matrices of fewer rows than inputs: key, rows and inputs."""
         if self.kind != GRAM:
             return []

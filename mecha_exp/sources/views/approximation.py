@@ -82,19 +82,16 @@ class ApproximatedRows(SourceView):
         original: the model.
         donor: the one that has the tokens.
         what: which rows are approximated.
-        keys: those of the model, where it has more than it lists.
 
     Raises:
         CheckpointError: the donor has no tensor for one of the model, or not the rows.
         RecipeError: there are fewer shared tokens than rows in a sum.
     """
 
-    def __init__(
-        self, original: Source, donor: Source, what: Approximation, keys: Collection[str] | None = None
-    ) -> None:
+    def __init__(self, original: Source, donor: Source, what: Approximation) -> None:
         super().__init__(original)
         self._donor, self._what = donor, what
-        self._keys = original.keys() if keys is None else keys
+        self._keys = original.all_keys()
         self._axes = token_axes(original, self._keys)
         self._donor_keys = {key: _donor_key(key, donor) for key in self._axes}
         for key, other in self._donor_keys.items():

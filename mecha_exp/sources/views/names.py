@@ -51,13 +51,12 @@ class Rule:
         return first + "".join(text + other for text, other in zip(match.groups(), others, strict=False))
 
 
-def in_other_names(source: Source, text: str, keys: Collection[str] | None = None) -> RenamedSource:
+def in_other_names(source: Source, text: str) -> RenamedSource:
     """A source under the names that rules give; keys that no rule is about are left out.
 
     Args:
         source: the source to read.
         text: the rules; the first that is about a key decides.
-        keys: those of the source, where it has more than it lists.
 
     Raises:
         RecipeError: a rule cannot be read.
@@ -66,7 +65,7 @@ def in_other_names(source: Source, text: str, keys: Collection[str] | None = Non
     rules = Rule.parse_all(text)
     originals: dict[str, str] = {}
     used: set[Rule] = set()
-    for key in source.keys() if keys is None else keys:
+    for key in source.all_keys():
         rule, name = _first(rules, key)
         if rule is not None:
             used.add(rule)

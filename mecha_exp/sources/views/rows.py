@@ -17,7 +17,7 @@ from mecha_exp.checkpoint import (
     torch_dtype,
 )
 from mecha_exp.checkpoint.positional import FileRegion
-from mecha_exp.errors import CheckpointError
+from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.sources.source import Source, SourceView, read_values_as_bytes
 from mecha_exp.sources.views.row_table import RowTable, Run
 from mecha_exp.sources.vocabulary import token_axes, with_tokens
@@ -36,24 +36,23 @@ class RowsSource(SourceView):
         original: the source to read, model 0 of the table.
         table: where the rows come from.
         others: the models 1, 2, ... of the table.
-        keys: those of the original, where it has more than it lists.
 
     Raises:
+        RecipeError: the table names a model that is not given.
         CheckpointError: there are no rows of tokens, a model lacks a key or a row that the table names, a
             tensor has rows of another size, or is not floating point.
     """
 
-    def __init__(
-        self,
-        original: Source,
-        table: RowTable,
-        others: Sequence[Source] = (),
-        keys: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, original: Source, table: RowTable, others: Sequence[Source] = ()) -> None:
         super().__init__(original)
+        if max(table.ends, default=0) > len(others):
+            raise RecipeError(
+                f"take_rows: rows are taken from model {max(table.ends)}, counted from 0, and "
+                f"{1 + len(others)} are given."
+            )
         self._table = table
         self._models = (original, *others)
-        self._keys = original.keys() if keys is None else keys
+        self._keys = original.all_keys()
         self._axes = token_axes(original, self._keys)
         self._infos = {key: self._info_of(key) for key in self._axes}
         if not self._infos:

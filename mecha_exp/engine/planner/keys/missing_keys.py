@@ -15,9 +15,8 @@ from mecha_exp.conversion.inference import ConfigInference
 from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.errors import counted, some
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
-from mecha_exp.sources.finite_keys import FiniteSource
-from mecha_exp.sources.lora import DeltaSource
 from mecha_exp.sources.source import Source
+from mecha_exp.sources.views.finite_keys import FiniteSource
 from mecha_exp.sources.views.prefixes import prefixes_between
 
 SHOWN_KEYS = 10
@@ -134,7 +133,7 @@ class MissingKeys:
     def _is_lora(self, node: Node) -> bool:
         if isinstance(node, MergeNode):
             return isinstance(node.method, AdapterConversion)
-        return isinstance(node, ModelNode) and isinstance(self._sources[node], DeltaSource)
+        return isinstance(node, ModelNode) and self._sources[node].is_partial
 
     def _config_of(self, model: ModelNode) -> ModelConfig | None:
         """The only config that a model fits; None for LoRA files, which have no components."""

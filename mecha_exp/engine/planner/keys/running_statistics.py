@@ -23,11 +23,11 @@ from mecha_exp.engine.ir.model_values import has_model_values, with_model_values
 from mecha_exp.engine.ir.program import DeferredCall, DeferredRunner
 from mecha_exp.engine.options import AUTO
 from mecha_exp.engine.planner.keys.specialisation import Specialisation
-from mecha_exp.engine.planner.resolution import is_statistics
 from mecha_exp.graph.nodes import ModelNode, Node, models_of, walk
 from mecha_exp.method_api.decorators import merge_method
 from mecha_exp.method_api.parameters import Parameter, Return
 from mecha_exp.method_api.state_dict import StateDict, Tile
+from mecha_exp.method_api.views import is_data
 
 MEANS = ("running_mean", "moving_mean")
 VARIANCES = ("running_var", "moving_variance")
@@ -168,7 +168,7 @@ def _merges(root: Node) -> bool:
 
 def _models_of(root: Node) -> list[ModelNode]:
     """The models that a graph reads, without statistics of them on data."""
-    return [model for model in models_of(root) if not is_statistics(model)]
+    return [model for model in models_of(root) if not is_data(model)]
 
 
 def weights_of_mean(root: Node, shape: tuple[int, ...]) -> tuple[float, ...] | None:

@@ -1,0 +1,103 @@
+"""Packages of others read models and calls in recipes: they announce it by entry points."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import mecha_exp
+from mecha_exp import ConfigError
+from mecha_exp.sources.packages import announced
+
+REPOSITORY = Path(mecha_exp.__file__).parents[1]
+READER = """
+import numpy as np
+import torch
+
+from mecha_exp.graph.nodes import InMemory, ModelNode
+from mecha_exp.method_api.views import View
+from mecha_exp.sources.memory import MemorySource
+from mecha_exp.sources.readers import Reader
+from mecha_exp.sources.source import RenamedSource
+
+
+class Archives(Reader):
+    def opens(self, path):
+        return path.suffix == ".npz"
+
+    def open(self, path):
+        with np.load(path, allow_pickle=False) as archive:
+            return MemorySource(InMemory({name: torch.from_numpy(archive[name]) for name in archive.files}))
+
+
+class Halves(Reader):
+    def read(self, call, reading):
+        if call.method.identifier != "pick_component" or not isinstance(call.children[0], ModelNode):
+            return None
+        source, start = reading.sources[call.children[0]], call.literals["component"] + "."
+        keys = {key.removeprefix(start): key for key in source.keys() if key.startswith(start)}
+        return View(call, lambda: RenamedSource(source, keys))
+"""
+MERGE = """
+import mecha_exp as m
+m.merge(m.weighted_sum(m.pick_component("a.npz", "left"), "b.npz", alpha=0.25), "made.safetensors")
+"""
+
+
+def install(site: Path, name: str, code: str, *entries: str) -> None:
+    """Install a package of one module, with its entry points, into a folder."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{name}.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[mecha_exp.readers]", *entries]) + "\n")
+
+
+def merged(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the merge in a process that finds the packages of a folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, site)))}
+    command = [sys.executable, "-c", MERGE]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
+
+
+def test_a_package_of_others_reads_files_and_calls_of_recipes(tmp_path: Path):
+    site = tmp_path / "site"
+    install(site, "archives", READER, "archives = archives:Archives", "halves = archives:Halves")
+    np.savez(tmp_path / "a.npz", **{"left.w": np.zeros(4, np.float32), "right.w": np.ones(4, np.float32)})
+    np.savez(tmp_path / "b.npz", w=np.full(4, 8, np.float32))
+
+    done = merged(site, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert {key: value.tolist() for key, value in load_file(tmp_path / "made.safetensors").items()} == {
+        "w": [2.0] * 4
+    }
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path):
+    install(tmp_path / "site", "broken", "import no_such_package", "worn = broken:Reader")
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "a.npz")
+
+    done = merged(tmp_path / "site", tmp_path)
+
+    assert "'worn' of the entry points mecha_exp.readers, broken:Reader, cannot be imported" in done.stderr
+    assert "No module named 'no_such_package'. Install its package again, or remove it." in done.stderr
+
+
+def test_packages_in_the_current_folder_are_not_loaded(tmp_path: Path):
+    install(tmp_path, "planted", "raise SystemExit('this code ran')", "planted = planted:Reader")
+    np.savez(tmp_path / "a.npz", w=np.ones(2))
+
+    done = merged(tmp_path / "nowhere", tmp_path)
+
+    assert "this code ran" not in done.stderr + done.stdout
+    assert done.returncode == 1
+
+
+def test_an_installation_older_than_the_code_is_told_how_to_mend_it():
+    with pytest.raises(ConfigError, match=r"announces no mecha_exp\.others\. Install it again: pip install"):
+        announced("mecha_exp.others")
