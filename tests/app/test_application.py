@@ -344,8 +344,18 @@ def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port, 
             server.kill()
 
     assert answer == b"OK"
-    with pytest.raises(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{free_port}/health", timeout=2)
+    _await_end(f"http://127.0.0.1:{free_port}/health")
+
+
+def _await_end(address: str) -> None:
+    """Wait until nobody answers: the server of MLflow ends after the command that has started it."""
+    for _ in range(60):
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+        except OSError:
+            return
+        time.sleep(0.5)
+    raise TimeoutError(address)
 
 
 def _first_answer(address: str) -> bytes:
