@@ -15,7 +15,7 @@ from mecha_exp.checkpoint.model import StateDictSource
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, calls_of, walk
-from mecha_exp.method_api.method import Kind, MergeMethod
+from mecha_exp.method_api.method import Arranges, Kind, MergeMethod
 
 if TYPE_CHECKING:
     from mecha_exp.conversion.inference import ConfigInference
@@ -166,12 +166,22 @@ def hyperparameters(call: MergeNode) -> dict[str, Any]:
     return values
 
 
-def opened_views(roots: Sequence[Node], sources: Sources) -> dict[MergeNode, StateDictSource]:
-    """The sources of the calls of `Kind.VIEW` below some nodes whose models, or views, are opened."""
+def opened_views(
+    roots: Sequence[Node], sources: Sources, of_rows: bool = True
+) -> dict[MergeNode, StateDictSource]:
+    """The sources of the calls of `Kind.VIEW` below some nodes whose models, or views, are opened.
+
+    Args:
+        roots: the nodes.
+        sources: the opened models.
+        of_rows: whether views that arrange rows of tokens are opened too.
+    """
     opened: dict[Any, StateDictSource] = dict(sources)
     views: dict[MergeNode, StateDictSource] = {}
     for node in walk(*roots):
-        if isinstance(node, MergeNode) and isinstance(node.method, ViewMethod):
+        if not isinstance(node, MergeNode) or not isinstance(node.method, ViewMethod):
+            continue
+        if of_rows or node.method.arranges is not Arranges.ROWS:
             models = [child for name, child in node.named_children if node.method.signature[name].is_model]
             if all(model in opened for model in models):
                 opened[node] = views[node] = node.method.open(node, opened)

@@ -1,5 +1,6 @@
 """Packages of others read models and calls in recipes: they announce it by entry points."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,8 +44,12 @@ class Halves(Reader):
         return View(call, lambda: RenamedSource(source, keys))
 """
 MERGE = """
+import json
 import mecha_exp as m
-m.merge(m.weighted_sum(m.pick_component("a.npz", "left"), "b.npz", alpha=0.25), "made.safetensors")
+from mecha_exp.engine.code_hash import code_hashes
+recipe = m.weighted_sum(m.pick_component("a.npz", "left"), "b.npz", alpha=0.25)
+m.merge(recipe, "made.safetensors")
+print(json.dumps(code_hashes(recipe)))
 """
 
 
@@ -76,6 +81,19 @@ def test_a_package_of_others_reads_files_and_calls_of_recipes(tmp_path: Path):
     assert {key: value.tolist() for key, value in load_file(tmp_path / "made.safetensors").items()} == {
         "w": [2.0] * 4
     }
+
+
+def test_the_code_of_a_reader_of_others_is_part_of_what_decides_a_result(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", **{"left.w": np.zeros(4, np.float32)})
+    np.savez(tmp_path / "b.npz", w=np.full(4, 8, np.float32))
+    hashes = []
+    for name, code in (("one", READER), ("two", READER.replace('== ".npz"', 'in (".npz", ".npy")'))):
+        install(tmp_path / name, "archives", code, "archives = archives:Archives", "halves = archives:Halves")
+        hashes.append(json.loads(merged(tmp_path / name, tmp_path).stdout))
+
+    first, other = hashes
+    assert [name for name in first if first[name] != other[name]] == ["reader archives.Archives"]
+    assert not any(name.startswith("reader mecha_exp") for name in first)
 
 
 def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path):

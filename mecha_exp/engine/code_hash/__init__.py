@@ -15,6 +15,7 @@ from mecha_exp.engine.code_hash.recipes import (
     code_hashes,
     contents_of_paths,
     methods_of,
+    reader_hashes,
     sources_of,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "contents_of_paths",
     "methods_of",
     "of_function",
+    "reader_hashes",
     "sources",
     "sources_of",
 ]

@@ -57,6 +57,11 @@ def of_function(function: Callable[..., Any] | MergeMethod) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
+def is_own(value: object) -> bool:
+    """Whether a class or a function is one of mecha_exp, whose version stands for its code."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+
+
 def sources(function: Callable[..., Any] | MergeMethod) -> dict[Path, str]:
     """The source files that a function needs, as they stand: what it reaches, and what these files import."""
     files: dict[Path, str] = {}
@@ -155,6 +160,8 @@ class _Walk:
         parts += ["of_model"] if getattr(method, "of_model", False) else []
         if isinstance(method, ViewMethod):
             parts.append(f"arranges={method.arranges.value} reads_rows={self._or_name(method.reads_rows)}")
+        if method.reads is not None and not is_own(method.reads):
+            parts.append(f"reads={self._or_name(method.reads)}")
         parts += [f"without={self._or_name(method.without)}"] if method.without else []
         parts += [self.encode(m) for m in sorted(method.implementations, key=lambda m: m.identifier)]
         return f"{method.kind.value} {self._code_of(method.function)} {' '.join(parts)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from mecha_exp.engine.code_hash.data import content_of_files
-from mecha_exp.engine.code_hash.functions import of_function, sources
+from mecha_exp.engine.code_hash.functions import is_own, of_function, sources
 from mecha_exp.engine.ir.expansion import expand
 from mecha_exp.errors import ConfigError, MechaError, Problems
 from mecha_exp.graph.by_key import ByKey
@@ -16,6 +16,7 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, calls_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.paths import missing_paths, path_arguments
+from mecha_exp.sources.readers import readers
 
 _METHODS: WeakKeyDictionary[Node, frozenset[MergeMethod]] = WeakKeyDictionary()
 """The methods of recipes: they are asked for several times for each point of a sweep."""
@@ -24,7 +25,7 @@ _METHODS: WeakKeyDictionary[Node, frozenset[MergeMethod]] = WeakKeyDictionary()
 def code_hashes(recipe: Node) -> dict[str, str]:
     """Hash each merge method of a recipe: its code, and the content of the files that its arguments name.
 
-    The methods that composites call are included.
+    The methods that composites call are included, and the readers of other packages.
 
     Raises:
         ConfigError: a data file that a method declares, or that an argument names, does not exist.
@@ -33,7 +34,14 @@ def code_hashes(recipe: Node) -> dict[str, str]:
     contents: dict[MergeMethod, set[str]] = {method: set() for method in methods}
     for call in _calls_of(recipe) if any(method.signature.paths for method in methods) else ():
         contents[call.method].update(contents_of_paths(call).values())
-    return {method.identifier: _combined(code_hash(method), files) for method, files in contents.items()}
+    hashes = {method.identifier: _combined(code_hash(method), files) for method, files in contents.items()}
+    return hashes | reader_hashes()
+
+
+def reader_hashes() -> dict[str, str]:
+    """Hash the code of each reader of another package."""
+    kinds = [kind for kind in map(type, readers()) if not is_own(kind)]
+    return {f"reader {kind.__module__}.{kind.__qualname__}": of_function(kind) for kind in kinds}
 
 
 def contents_of_paths(call: MergeNode) -> dict[str, str]:

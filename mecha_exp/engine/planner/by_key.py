@@ -19,7 +19,6 @@ from mecha_exp.errors import MechaError
 from mecha_exp.graph.by_key import DEFAULT, BlockValue, ByKey, by_key, effective_values, table
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node, calls_of, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
-from mecha_exp.method_api.method import Arranges
 from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.views import opened_views
 from mecha_exp.recipe.keys import with_names
@@ -99,8 +98,7 @@ class Binder:
 
         Rows of tokens do not matter to them: where these are arranged, the model tells its config.
         """
-        views = opened_views(roots, self._models).items()
-        self._sources |= {call: view for call, view in views if call.method.arranges is not Arranges.ROWS}
+        self._sources |= opened_views(roots, self._models, of_rows=False)
 
     def _bind_arguments(self, node: Node, everything: _Owner) -> Node:
         """A call whose values by key are bound to the models among its arguments, or else to `everything`."""

@@ -29,7 +29,7 @@ from mecha_exp.engine.scaled_fp8 import require_known
 from mecha_exp.engine.sinks import Receiver
 from mecha_exp.errors import ConfigError, MergeError
 from mecha_exp.graph.by_key import BlockValue, ByKey
-from mecha_exp.graph.nodes import ModelNode, Node, models_of
+from mecha_exp.graph.nodes import ModelNode, Node, models_of, walk
 from mecha_exp.method_api.paths import path_arguments
 from mecha_exp.method_api.views import ModelView, opened_views
 from mecha_exp.sources.source import Source, SourceView
@@ -149,6 +149,11 @@ class Plan:
         """The models that the recipes name, without the views of them in other formats."""
         return {m: source for m, source in self.sources.items() if not isinstance(m, ModelView)}
 
+    @cached_property
+    def _views(self) -> Mapping[Any, Source]:
+        """The sources of the calls of views in the recipes."""
+        return opened_views([job.recipe for job in self.jobs], self.inputs)
+
     @property
     def bytes_read(self) -> int:
         """How many bytes the passes read in all; an input that several passes need counts for each."""
@@ -245,7 +250,7 @@ class Plan:
             named = next((path for call in taken for _, path in path_arguments(call)), None)
             template = with_tokenizer(template, named)
         entries = dict(template.entries)
-        views = list(opened_views([job.recipe], self.inputs).values())
+        views = [self._views[node] for node in walk(job.recipe) if node in self._views]
         for kind in dict.fromkeys(type(view) for view in views if isinstance(view, SourceView)):
             entries |= kind.changed_entries(template.folder, [view for view in views if type(view) is kind])
         return replace(template, replaced={**template.replaced, **job.small_files}, entries=entries)

@@ -11,7 +11,7 @@ import torch
 
 from mecha_exp._version import __version__
 from mecha_exp.checkpoint import Note
-from mecha_exp.engine.code_hash import code_hash, contents_of_paths
+from mecha_exp.engine.code_hash import code_hash, contents_of_paths, reader_hashes
 from mecha_exp.engine.ir.model_values import walk_through
 from mecha_exp.engine.options import SETTINGS
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan
@@ -41,7 +41,7 @@ def resume_token(planned: Plan, number: int) -> str | None:
     inputs = [planned.sources[model].identity for model in models]
     if None in inputs:
         return None
-    code = sorted({code_hash(method) for method in _methods(planned, number)})
+    code = sorted({*map(code_hash, _methods(planned, number)), *reader_hashes().values()})
     files = sorted(content for call in calls_of(job.recipe) for content in contents_of_paths(call).values())
     dtype = in_numbers(job.dtype) if isinstance(job.dtype, ByKey) else job.dtype
     settings = [*(getattr(options, name) for name in SETTINGS), options.strict, dtype, job.quantize]
