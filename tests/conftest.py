@@ -36,15 +36,22 @@ def log_level() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def evaluators_of_plugins() -> Iterator[None]:
-    """Evaluators of a test's plugins are gone after it: those of another test may have their names."""
-    from mecha_exp.evaluation import registry
+def of_plugins() -> Iterator[None]:
+    """What a test's plugins registered is gone after it: those of another test may have the same names."""
+    from mecha_exp.evaluation import registry as evaluators
+    from mecha_exp.method_api import registry as methods
 
-    before = set(registry._registry)
+    before = set(sys.modules), set(methods._registry), set(evaluators._registry)
     yield
-    for name in registry._registry.keys() - before:
-        if not registry._registry[name].score.__module__.startswith("mecha_exp."):
-            del registry._registry[name]
+    for name in [name for name in sys.modules if name.startswith("mecha_exp_plugin_")]:
+        if name not in before[0]:
+            del sys.modules[name]
+    for name in methods._registry.keys() - before[1]:
+        if methods._registry[name].function.__module__.startswith("mecha_exp_plugin_"):
+            del methods._registry[name]
+    for name in evaluators._registry.keys() - before[2]:
+        if not evaluators._registry[name].score.__module__.startswith("mecha_exp."):
+            del evaluators._registry[name]
 
 
 @pytest.fixture

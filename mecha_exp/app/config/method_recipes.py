@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import yaml
 from hydra.core.config_search_path import ConfigSearchPath
@@ -15,9 +16,11 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mecha_exp.method_api.method import MergeMethod
-from mecha_exp.method_api.parameters import ParameterSpec
 from mecha_exp.method_api.registry import all_methods
+
+if TYPE_CHECKING:
+    from mecha_exp.method_api.method import MergeMethod
+    from mecha_exp.method_api.parameters import ParameterSpec
 
 ALPHA, SCALE = "alpha", "scale"
 """The parameters that a recipe calls `alpha`, and that the group `blocks` may set for single blocks."""
@@ -71,13 +74,16 @@ class MethodRecipesPath(SearchPathPlugin):
 
 def method_of(name: str) -> MergeMethod | None:
     """The method of a name that can be the recipe of a run; None if there is none."""
-    methods = (method for method in all_methods() if method.identifier == name)
-    return next((method for method in methods if not method.is_conversion), None)
+    return _methods().get(name)
 
 
 def names_of_methods() -> set[str]:
     """The methods that can be the recipe of a run."""
-    return {method.identifier for method in all_methods() if not method.is_conversion}
+    return set(_methods())
+
+
+def _methods() -> dict[str, MergeMethod]:
+    return {method.identifier: method for method in all_methods() if not method.is_conversion}
 
 
 def recipe_text(method: MergeMethod) -> str:
