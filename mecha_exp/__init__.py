@@ -8,9 +8,10 @@ too: `mecha_exp.slerp`; and `from mecha_exp import *` brings all of them.
 import sys
 
 if sys.argv[:1] == ["-m"] and "mecha_exp" in sys.orig_argv:  # the command line, whose imports take a while
-    from mecha_exp.system.imports import leave_on_interrupt
+    from mecha_exp.system.imports import leave_on_interrupt, require_packages
 
     leave_on_interrupt()
+    require_packages("lazy_loader")
 
 import pathlib
 from typing import Any

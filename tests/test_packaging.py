@@ -156,6 +156,23 @@ def test_the_console_script_helps(installed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("has_environment", [True, False])
+def test_a_python_without_our_packages_says_what_to_type(tmp_path, has_environment):
+    folder = tmp_path / "a clone"
+    shutil.copytree(ROOT / "mecha_exp", folder / "mecha_exp", ignore=shutil.ignore_patterns("__pycache__"))
+    activate = folder / ".venv" / ("Scripts" if os.name == "nt" else "bin") / "activate"
+    if has_environment:
+        activate.parent.mkdir(parents=True)
+        activate.touch()
+
+    command = [sys.executable, "-S", "-m", "mecha_exp", "recipe=ties"]  # without site-packages
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    cure = f"source '{activate}'" if has_environment else f"cd '{folder}' && "
+    assert answer.returncode == 1 and "Traceback" not in answer.stderr
+    assert f"has none of the packages that mecha_exp needs. Type: {cure}" in answer.stderr
+
+
 def imported(*arguments: str) -> set[str]:
     """The top-level modules that a Python command imports."""
     command = [sys.executable, "-X", "importtime", *arguments]

@@ -39,6 +39,9 @@ from mecha_exp.system.texts import csv_text
 
 log = logging.getLogger(__name__)
 
+NOT_FINITE = "not finite"
+"""The end of the warning about the output of one point."""
+
 MOST_POINTS = 64
 """The points of a pass. The loop for more of them compiles longer than reading the inputs again takes."""
 
@@ -303,7 +306,7 @@ def _warnings(report: MergeReport, index: int) -> list[str]:
     shared = [warning for warning in report.warnings if warning.about is not About.NONFINITE_OUTPUT]
     count = report.nonfinite_values[index]
     words = counted(count, "value of the output is", "values of the output are")
-    return [*shared, *([f"{words} not finite"] if count else ())]
+    return [*shared, *([f"{words} {NOT_FINITE}"] if count else ())]
 
 
 def _weight_statistics(

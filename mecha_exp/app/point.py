@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from mecha_exp.engine import EngineOptions, Job, Plan
 from mecha_exp.engine.planner.by_key import output_dtype_words
 from mecha_exp.engine.planner.meaning import meaning_of
 from mecha_exp.engine.provenance import KEY, Origin, metadata_of
-from mecha_exp.errors import CheckpointError, Problems
+from mecha_exp.errors import CheckpointError, Problems, some
 from mecha_exp.evaluation import Context, Scoring, read_scoring, wants_weight_stats
 from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.graph.by_key import ByKey
@@ -145,6 +145,17 @@ class Point:
         """The content of each of its files (see `content_of`), read only where the hash is not cached."""
         files = self.files.values()
         return contents_of(files) if self.hashes_inputs else {path: str(path) for path in files}
+
+    @property
+    def equal_inputs(self) -> Iterator[str]:
+        """A line about each set of models that are copies of one another, under names of their own."""
+        copies: dict[str, dict[Path, Path]] = {}
+        for path, content in self.contents.items():
+            copies.setdefault(content, {}).setdefault(path.resolve(), path)
+        for paths in copies.values():
+            if len(paths) > 1:
+                names = some([place_of(path) for path in paths.values()])
+                yield f"{names} have the same content: one model that is given {len(paths)} times"
 
     @cached_property
     def signature(self) -> Signature:

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from mecha_exp.app import provenance
-from mecha_exp.app.batch import Merged, Progress, merge_points
+from mecha_exp.app.batch import NOT_FINITE, Merged, Progress, merge_points
 from mecha_exp.app.measurements import Measurements
 from mecha_exp.app.point import Point
 from mecha_exp.checkpoint.remote import is_address
@@ -33,7 +33,6 @@ from mecha_exp.lab.bucket import open_store
 from mecha_exp.lab.content_hash import content_of, size_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored_results import ModelFile, StoredMerge
-from mecha_exp.peft.vocabulary import IS_ADAPTER
 from mecha_exp.system.cores import available_cores
 from mecha_exp.terminal.pace import Pace
 
@@ -184,8 +183,8 @@ class Workbench:
         self.pace = Pace()
 
     def is_news(self, warning: str) -> bool:
-        """Whether a warning is to be said; how an adapter is read is the same at all points of a command."""
-        is_known = IS_ADAPTER in warning and warning in self._said
+        """Whether a warning is to be said: about inputs once for all points, about outputs for each."""
+        is_known = warning in self._said and not warning.endswith(NOT_FINITE)
         self._said.add(warning)
         return not is_known
 

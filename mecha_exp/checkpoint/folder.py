@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -17,8 +16,6 @@ from mecha_exp.checkpoint.safetensors.header import INDEX, MAX_INDEX_BYTES, SUFF
 from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError, counted, some
 
-log = logging.getLogger(__name__)
-
 STEMS = ("model", "diffusion_pytorch_model", "pytorch_model")
 """The usual names of weights, before `.safetensors`, `.safetensors.index.json` or `.bin`."""
 
@@ -29,6 +26,7 @@ ADAPTER_STEM = "adapter_model"
 """The name of an adapter's weights, before `.safetensors` or `.bin`."""
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
+_SHARD_OF_SET = re.compile(r"-\d{5}(-of-\d{5}\.)")
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,9 @@ def _open_folder(folder: Path) -> StateDictSource:
 def _open_shards(index: Path) -> StateDictSource:
     parts: list[tuple[str, StateDictSource, Collection[str]]] = []
     with ExitStack() as opened:
-        for name, keys in read_index(index).items():
+        shards = read_index(index)
+        notes = [f"{name} is not read: {index.name} does not name it" for name in _unnamed(index, shards)]
+        for name, keys in shards.items():
             shard = opened.enter_context(open_stored(index.parent / name))
             parts.append(("", shard, keys))
             if missing := [key for key in keys if key not in shard]:
@@ -125,10 +125,17 @@ def _open_shards(index: Path) -> StateDictSource:
                     f"{some(missing)}. The files do not belong together: download or copy them again."
                 )
             if more := [key for key in shard.keys() if key not in keys]:
-                log.warning("%s: left out, not being in %s: %s", shard.path, index.name, some(more))
-        model = JoinedModel(index, parts)
+                notes.append(f"{name}: left out, not being in {index.name}: {some(more)}")
+        model = JoinedModel(index, parts, notes=notes)
         opened.pop_all()  # the model closes them
         return model
+
+
+def _unnamed(index: Path, shards: Collection[str]) -> list[str]:
+    """The files that are called like shards of the same set as those of an index, which it leaves out."""
+    sets = {_SHARD_OF_SET.sub(r"\1", name) for name in shards if _SHARD_OF_SET.search(name)}
+    beside = [entry.name for entry in index.parent.iterdir() if _SHARD_OF_SET.search(entry.name)]
+    return sorted(name for name in beside if name not in shards and _SHARD_OF_SET.sub(r"\1", name) in sets)
 
 
 @dataclass(frozen=True)

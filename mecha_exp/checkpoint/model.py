@@ -247,6 +247,7 @@ class JoinedModel(ListedSource):
         path: the path of the whole, as the user named it.
         parts: each model with the prefix that its keys get, and the keys that count (None: all).
         beside: files that decide what the tensors mean: they belong to the content.
+        notes: what is worth a warning about the set of files.
     """
 
     def __init__(
@@ -254,8 +255,10 @@ class JoinedModel(ListedSource):
         path: Path,
         parts: Sequence[tuple[str, StateDictSource, Collection[str] | None]],
         beside: Sequence[Path] = (),
+        notes: Sequence[str] = (),
     ) -> None:
         self.path, self.name = path, place_of(path)
+        self._notes = notes
         self._models = [model for _, model, _ in parts]
         self.files = (*(file for model in self._models for file in model.files), *beside)
         self._beside = {file: identity_of(file.stat()) for file in beside}
@@ -282,6 +285,9 @@ class JoinedModel(ListedSource):
 
     def keys(self) -> Collection[str]:
         return self._places.keys()
+
+    def notes(self, keys: Collection[str]) -> Iterable[str]:
+        return dict.fromkeys([*self._notes, *(note for model in self._models for note in model.notes(keys))])
 
     def __contains__(self, key: object) -> bool:
         return key in self._places

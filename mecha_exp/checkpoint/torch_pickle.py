@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from mecha_exp.checkpoint.model import ListedSource
 from mecha_exp.checkpoint.positional import file_changed, identity_of, is_still, require_little_endian
 from mecha_exp.checkpoint.safetensors.header import SUFFIX, TensorInfo
 from mecha_exp.errors import CheckpointError, first_line, prefixed, some
-
-log = logging.getLogger(__name__)
 
 WRAPPERS = ("state_dict", "model_state_dict", "module", "model", "params_ema", "params", "net", "weights")
 """The names under which training programs save a state dict, the likeliest first."""
@@ -49,7 +46,8 @@ class PickledModel(ListedSource):
 
     Files of torch 1.6 and later are mapped, so that a tensor is read on use. Older files, and those that are
     named `.safetensors`, are loaded as a whole, since torch cannot map them. A state dict inside a mapping
-    (`WRAPPERS`) is unwrapped. Values other than tensors are left out, with a warning.
+    (`WRAPPERS`) is unwrapped. Values other than tensors, and other state dicts beside it, are left
+    out; `notes` says so.
 
     Raises:
         CheckpointError: the file is damaged, holds no state dict, or would run code: only tensors and plain
@@ -65,6 +63,7 @@ class PickledModel(ListedSource):
         self.files = (self.path,)
         self._status = identity_of(self.path.stat())
         self.identity = (str(self.path.resolve()), *self._status)
+        self._notes: list[str] = []
         tensors = self._load()
         self._infos = {key: self._describe(key, tensor) for key, tensor in tensors.items()}
         self._check_memory(tensors)
@@ -73,6 +72,10 @@ class PickledModel(ListedSource):
     def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
         raw = self._tensors[key].reshape(-1).view(torch.uint8)
         view[:] = raw[start : start + len(view)].numpy().data
+
+    def notes(self, keys: Collection[str]) -> Iterable[str]:
+        """Say what of the file is not read."""
+        return self._notes
 
     def check_unchanged(self) -> None:
         if not is_still(self.path, self._status):
@@ -114,10 +117,15 @@ class PickledModel(ListedSource):
     def _unwrap(self, loaded: Any) -> dict[str, torch.Tensor]:
         state_dict = loaded
         for _ in range(len(WRAPPERS)):  # a wrapper may be wrapped
-            inner = next((state_dict[w] for w in WRAPPERS if _has_mapping(state_dict, w)), None)
-            if inner is None:
+            name = next((w for w in WRAPPERS if _has_mapping(state_dict, w)), None)
+            if name is None:
                 break
-            state_dict = inner
+            if others := [other for other in state_dict if other != name and _is_model(state_dict[other])]:
+                self._notes.append(
+                    f"'{name}' is read, and not {some(others)}, which it holds too. To merge another, save "
+                    "that alone to a file."
+                )
+            state_dict = state_dict[name]
         tensors: dict[str, torch.Tensor] = {}
         left_out = []
         for key, value in state_dict.items() if isinstance(state_dict, Mapping) else ():
@@ -128,7 +136,7 @@ class PickledModel(ListedSource):
         if not tensors:
             raise CheckpointError(f"{self.path} holds no state dict: {_outline(loaded)}.")
         if left_out:
-            log.warning("%s: left out, since they are not tensors: %s", self.path, some(left_out))
+            self._notes.append(f"left out, since they are not tensors: {some(left_out)}")
         return tensors
 
     def _check_memory(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -175,6 +183,13 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _has_mapping(value: Any, name: str) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get(name), Mapping)
+
+
+def _is_model(value: object) -> bool:
+    """Whether a value is a state dict, such as the averaged weights beside the last ones."""
+    return isinstance(value, Mapping) and any(
+        isinstance(tensor, torch.Tensor) and tensor.ndim for tensor in value.values()
+    )
 
 
 def _outline(value: Any) -> str:

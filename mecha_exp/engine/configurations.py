@@ -13,8 +13,12 @@ _DECISIVE = (
     *("num_attention_heads", "num_key_value_heads", "n_head", "head_dim"),
     *("hidden_act", "hidden_activation", "activation_function"),
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    *("max_position_embeddings", "n_positions", "sliding_window"),
 )
 """Entries that say what is computed with weights, and that no shape tells."""
+
+_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "pad_token_id")
+"""Such entries of a whole model, which has one kind and one set of tokens with a meaning."""
 
 
 def different_settings(sources: Iterable[Source]) -> Iterator[str]:
@@ -41,7 +45,8 @@ def different_settings(sources: Iterable[Source]) -> Iterator[str]:
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The decisive entries of a configuration, with rotary embeddings as transformers 5 has them."""
     text = _section(config, "text_config") or config
-    settings = {entry: text[entry] for entry in _DECISIVE if text.get(entry) is not None}
+    settings = {entry: config[entry] for entry in _OF_THE_WHOLE if config.get(entry) is not None}
+    settings |= {entry: text[entry] for entry in _DECISIVE if text.get(entry) is not None}
     rope = _section(text, "rope_parameters") or _section(text, "rope_scaling")
     theta = rope.get("rope_theta", text.get("rope_theta"))
     if not isinstance(theta, int | float):

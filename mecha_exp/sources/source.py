@@ -74,6 +74,9 @@ class SourceView(StateDictSource):
     def metadata(self) -> Mapping[str, str]:
         return self._original.metadata
 
+    def notes(self, keys: Collection[str]) -> Iterable[str]:
+        return self._original.notes(keys)
+
     def keys(self) -> Collection[str]:
         return self._original.keys()
 

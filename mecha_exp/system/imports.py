@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
+import importlib.util
 import os
+import shlex
 import signal
 import sys
+from pathlib import Path
 from types import FrameType, ModuleType
 
 INTERRUPTED = 130
@@ -32,6 +34,22 @@ def leave_on_interrupt() -> None:
     """Let Ctrl-C end the process by `leave`, unless the program that runs this has a handler of its own."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
+
+
+def require_packages(one: str) -> None:
+    """End the process with the line that mends it, if this Python lacks what the application needs.
+
+    Args:
+        one: a package that no other program brings along.
+    """
+    if importlib.util.find_spec(one) is not None:
+        return
+    checkout = Path(__file__).parents[2]
+    activate = checkout / ".venv" / ("Scripts" if os.name == "nt" else "bin") / "activate"
+    folder, python, script = (shlex.quote(str(path)) for path in (checkout, sys.executable, activate))
+    install = f"cd {folder} && {python} -m pip install -c constraints.txt -e ."
+    cure = f"source {script}" if activate.is_file() else install
+    sys.exit(f"error: {sys.executable} has none of the packages that mecha_exp needs. Type: {cure}")
 
 
 def import_without_gc(name: str) -> ModuleType:

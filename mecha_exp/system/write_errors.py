@@ -45,6 +45,9 @@ def write_sentence(error: OSError) -> str | None:
     >>> write_sentence(OSError(30, "Read-only file system", "/mnt/new.json"))
     '/mnt/new.json cannot be written: /mnt is read-only.'
     """
+    file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if error.errno == errno.ENOENT and file and not os.path.lexists(file.absolute().parent):
+        return f"{file} cannot be written: its folder is gone, moved or deleted while it was used."
     if error.errno not in (
         errno.ENOSPC,
         errno.EROFS,
@@ -53,7 +56,6 @@ def write_sentence(error: OSError) -> str | None:
         errno.EMFILE,
     ):
         return None
-    file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     cause = cause_of(error, existing_folder(file.absolute()) if file else None)
     what = "opened" if error.errno == errno.EMFILE else "written"  # it may have been read
     return f"{file or 'a file'} cannot be {what}: {cause}."

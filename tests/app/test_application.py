@@ -404,3 +404,18 @@ def test_the_log_says_how_far_a_long_merge_is(app, folder, monkeypatch):
 
     log = (only_run(folder) / "mecha_exp.log").read_text()
     assert re.search(r"[\d.]+ [kM]B of [\d.]+ MB, .*/s, \d+ s left, at conv", log)
+
+
+def test_a_warning_about_inputs_is_given_once_for_all_points(app, folder):
+    expert, other = (load_file(DIGITS / f"expert_{digits}.safetensors") for digits in ("0_3", "4_6"))
+    coarse = {key: tensor.bfloat16() for key, tensor in other.items()}
+    for name, tensors in {"expert": expert, "copy": expert, "coarse": coarse}.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    experts = "models.experts=[expert.safetensors,copy.safetensors,coarse.safetensors]"
+
+    sweep = app("recipe=task_arithmetic", experts, "alpha=0.1,0.2,0.3", "output=none", "evaluator=none", "-m")
+
+    said = " ".join((sweep.out + sweep.err).split())
+    assert sweep.status == 0, said
+    assert said.count("have the same content: one model that is given 2 times") == 1
+    assert said.count("is merged as if it had been trained") == 1

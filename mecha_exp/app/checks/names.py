@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
@@ -42,15 +43,25 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
     group = override.key_or_group
     options = composer.options(group) | set(PRESETS if group == "blocks" else ())
     options |= names_of_methods() if group == GROUP else set()
-    for name in values_of(override):
-        if group == "hydra/launcher" and name in _PER_POINT:
+    for name in itertools.chain.from_iterable(map(_named, values_of(override))):
+        if group == "hydra/launcher" and str(name) in _PER_POINT:
             problems.add(
                 f"hydra/launcher={name} ran each point by itself, and nothing was shared. Points run in "
-                f"shares now, each one pass of a worker: hydra/launcher={_PER_POINT[name]}, or ray."
+                f"shares now, each one pass of a worker: hydra/launcher={_PER_POINT[str(name)]}, or ray."
+            )
+        elif isinstance(name, dict):
+            problems.add(
+                f"{group}: expected the name of an option, such as {group}={min(options)}. What it sets is "
+                f"changed by {group}.KEY=VALUE."
             )
         elif isinstance(name, str) and name not in options:
             what = _SINGULAR.get(group, group)
             problems.add(f"{group}={name}: there is no such {what}.{_option_hint(group, name, options)}")
+
+
+def _named(value: Any) -> list[Any]:
+    """The names of a choice, which may be a list; what is no name within one becomes a mapping."""
+    return [each if isinstance(each, str) else {} for each in value] if isinstance(value, list) else [value]
 
 
 def check_removals(overrides: Sequence[Override], composer: Composer, problems: Problems) -> None:

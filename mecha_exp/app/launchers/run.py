@@ -217,7 +217,7 @@ def _find_or_merge(bench: Workbench, point: Point) -> Merged | Exception:
 
 def _describe(record: Record, point: Point, merged: Merged, bench: Workbench) -> None:
     """Write the point and its merge into the record."""
-    for warning in filter(bench.is_news, merged.warnings):
+    for warning in filter(bench.is_news, [*point.equal_inputs, *merged.warnings]):
         log.warning("%s", as_typed(warning))
     recipe = HydraConfig.get().runtime.choices.get("recipe")
     record.parameters = {**point.parameters, **({"recipe": recipe} if recipe else {})}

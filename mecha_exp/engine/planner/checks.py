@@ -103,21 +103,26 @@ def merges_of_no_key(recipes: Iterable[Node]) -> Iterator[str]:
 
 
 def repeated_models(recipes: Iterable[Node], sources: Sources) -> Iterator[str]:
-    """Lists of models, as of experts, in which one file or folder stands more than once."""
+    """Calls in whose lists of models one file or folder stands more than once, or which have the base too.
+
+    Other parameters of one method may have the same model: the change from a to b, added to a.
+    """
     for call in calls_of(*recipes):
+        given: dict[Path, list[tuple[str, str]]] = {}  # the parameters of each path, with its name
         for name, value in call.arguments:
-            by_path: dict[Path, list[str]] = {}
-            for child in value if isinstance(value, tuple) else ():
-                if not isinstance(child, ModelNode) or is_data(child):
-                    continue
-                if (source := sources[child]).path is not None:
-                    by_path.setdefault(source.path.resolve(), []).append(source.name)
-            for names in by_path.values():
-                if len(names) > 1:
-                    yield (
-                        f"{call.method.identifier}: {name}: one model is given {len(names)} times, and "
-                        f"counts as often: {', '.join(names)}. Leave out all but one, unless that is meant."
-                    )
+            for child in value if isinstance(value, tuple) else (value,) if name == "base" else ():
+                if isinstance(child, ModelNode) and not is_data(child):
+                    source = sources[child]
+                    if source.path is not None:
+                        given.setdefault(source.path.resolve(), []).append((name, source.name))
+        for several in given.values():
+            if len(several) > 1:
+                names, models = zip(*several, strict=True)
+                yield (
+                    f"{call.method.identifier}: {' and '.join(dict.fromkeys(names))}: one model is given "
+                    f"{len(several)} times, and counts as often: {', '.join(models)}. Leave out all but one, "
+                    "unless that is meant."
+                )
 
 
 def missing_values(classes: Classes) -> Iterator[str]:

@@ -17,7 +17,7 @@ from mecha_exp.errors import ConfigError, RecipeError, counted, some
 from mecha_exp.graph.nodes import ModelNode, Node, calls_of, is_call, models_of, walk
 from mecha_exp.method_api.method import Arranges
 from mecha_exp.sources.format_view import ConvertedSource
-from mecha_exp.sources.quantised.view import notes_on
+from mecha_exp.sources.quantised.view import is_decoded, notes_on
 from mecha_exp.sources.source import Source
 from mecha_exp.sources.views.channels import with_first_channels
 from mecha_exp.sources.views.finite_keys import FiniteSource
@@ -34,12 +34,14 @@ class Inputs:
         sources: the models, some of them seen in another format or with another vocabulary.
         configs: infers the model configs of the sources.
         dropped: keys that are left out of the outputs, because no model config has them.
+        decoded: the models that are stored as codes.
         notices: what was changed or left out.
     """
 
     sources: Mapping[ModelNode, Source]
     configs: ConfigInference
     dropped: frozenset[str]
+    decoded: frozenset[ModelNode]
     notices: tuple[Notice, ...]
 
 
@@ -52,6 +54,7 @@ def prepare_inputs(
         CheckpointError: inputs that do not fit each other, where that is an error.
         RecipeError: `omit_non_finite` of a node that is not a model.
     """
+    decoded = frozenset(model for model, source in opened.items() if is_decoded(source))
     opened, prefixed = with_one_prefix(recipes, opened, options)
     configs = ConfigInference.over(opened)
     sources, lines = in_one_format(recipes, opened, configs)
@@ -67,7 +70,7 @@ def prepare_inputs(
     lines += different_settings(sources[model] for model in models_merged(recipes) if model in sources)
     notices = [*map(Notice, lines), *notices, *map(Notice, [*_spoilt_lines(finite.values()), *positions])]
     sources = unify_vocabularies(recipes, whole, options)
-    return Inputs(sources, configs.over_views(sources), dropped, tuple(notices))
+    return Inputs(sources, configs.over_views(sources), dropped, decoded, tuple(notices))
 
 
 def with_one_prefix(

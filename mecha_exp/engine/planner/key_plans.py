@@ -240,7 +240,7 @@ class KeyPlanner:
         if dtype is not None:
             return dtype_name(dtype)
         root = self._root(job, specialised)
-        return (root and _dtype_of_cast(root)) or info.dtype
+        return (root and dtype_of_cast(root)) or info.dtype
 
     def _first_leaf(self, root: Node | None) -> ModelNode | DeferredCall | None:
         """The first input of a graph: a result has its shape and dtype."""
@@ -313,7 +313,7 @@ class KeyPlanner:
         return self._programs[roots, dtype]
 
 
-def _dtype_of_cast(root: Node) -> str | None:
+def dtype_of_cast(root: Node) -> str | None:
     """The dtype of the cast that a recipe ends in (`recipe.to(dtype=...)`), or None."""
     if not isinstance(root, MergeNode) or root.method is not resolve_method("cast"):
         return None

@@ -19,12 +19,13 @@ from mecha_exp.engine.planner.by_key import Binder
 from mecha_exp.engine.planner.elementwise import check_elementwise
 from mecha_exp.engine.planner.inputs import Inputs, prepare_inputs
 from mecha_exp.engine.planner.integers import different_integers
-from mecha_exp.engine.planner.key_plans import KeyPlanner
+from mecha_exp.engine.planner.key_plans import KeyPlanner, dtype_of_cast
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Trip
 from mecha_exp.engine.planner.keys.missing_keys import MissingKeys
-from mecha_exp.engine.planner.keys.specialisation import PerKeyGraph
+from mecha_exp.engine.planner.keys.specialisation import KeyClass, PerKeyGraph
 from mecha_exp.engine.planner.meaning import config_digests
 from mecha_exp.engine.planner.plan import Job, Plan
+from mecha_exp.engine.planner.precision import coarser_inputs, coarser_output
 from mecha_exp.engine.report import Notice
 from mecha_exp.engine.scaled_fp8 import prefix_of
 from mecha_exp.errors import CheckpointError, MergeError, Problems, RecipeError, counted, some
@@ -128,6 +129,7 @@ class _Planner:
         self._jobs = jobs
         self._options = options
         self._dropped = inputs.dropped
+        self._decoded = inputs.decoded
         self._warnings = list(inputs.notices)
         caches = {node: cache for job in jobs for node, cache in job.caches.items()}
         recipes = [job.recipe for job in jobs]
@@ -206,6 +208,7 @@ class _Planner:
             if merged != checked:  # most points of a sweep read the same models
                 problems.add_all(checks.different_shapes(classes, merged, self._sources))
                 problems.add_all(checks.different_kinds(classes, merged, self._sources))
+                self._note_precision(job, classes, merged)
                 if self._options.on_integers == "error":
                     problems.add_all(different_integers(classes, merged, self._sources, self._graph.configs))
             checked = merged
@@ -213,24 +216,44 @@ class _Planner:
         problems.add_all(checks.clashing_outputs(outputs, self._sources))
         problems.raise_as(CheckpointError)
 
+    def _note_precision(self, job: int, classes: checks.Classes, merged: checks.MergedModels) -> None:
+        """Warn where the models of a job differ in their dtypes, and its output has the coarser one."""
+
+        def stored_as(each: KeyClass) -> str | None:
+            root = each.specialised.roots[job]
+            first = next(iter(models_of(root)), None) if root and not dtype_of_cast(root) else None
+            return each.stored[first].dtype if first and first in each.stored else None
+
+        about = (classes, merged, self._sources, self._decoded)
+        for notice in coarser_inputs(*about):
+            self._warn(notice)
+        if self._jobs[job].dtype is None and not self._jobs[job].quantize:
+            for notice in coarser_output(*about, stored_as):
+                self._warn(notice)
+
     def _check_missing(self, job: int, classes: checks.Classes, problems: Problems) -> None:
         """Keys that some inputs of a job lack: an error or a warning, as `on_missing` says."""
         specialised = {key: each.specialised for key, each in classes.items()}
         lacking = {key: s.lacking[job] for key, s in specialised.items() if s.lacking[job]}
         if not lacking:
             return
-        if self._options.on_missing == "error":
-            holders = {key: specialised[key].held[job] for key in lacking}
-            total = sum(bool(s.held[job]) for s in specialised.values())
-            notes, wrong = self._missing_keys.check(lacking, holders, total)
-            for note in notes:
-                self._warn(note)
-            problems.add_all(wrong)
-        elif self._options.on_missing == "skip":
-            count = counted(
-                len(lacking), "key is not in every input and is", "keys are not in every input and are"
+        of_keys = ("key is not in every input and is", "keys are not in every input and are")
+        if self._options.on_missing == "skip":
+            self._warn(f"{counted(len(lacking), *of_keys)} left out: {some(lacking)}")
+            return
+        notes, others = self._missing_keys.check(
+            lacking, {key: specialised[key].held[job] for key in lacking}
+        )
+        for note in notes:
+            self._warn(note)
+        if others and self._options.on_missing == "base":
+            self._warn(
+                f"{counted(len(others), *of_keys)} taken from the first input that has it, without what "
+                f"other inputs changed: {some(others)}"
             )
-            self._warn(f"{count} left out: {some(lacking)}")
+        elif others:
+            total = sum(bool(s.held[job]) for s in specialised.values())
+            problems.add_all(self._missing_keys.problems(others, total))
 
     def _note_inputs(self, keys: Collection[str]) -> None:
         """Warn of what inputs say of themselves; those of which the same is to be said share a sentence."""

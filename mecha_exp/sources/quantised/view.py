@@ -90,6 +90,11 @@ def dequantised(source: Source, budget: int = CACHED) -> Source:
     return source if layout is None else DequantisedSource(source, layout)
 
 
+def is_decoded(source: Source) -> bool:
+    """Whether a model that is read as plain numbers is stored as codes."""
+    return isinstance(source, DequantisedSource) or bool(source.codes)
+
+
 def with_plain_keys(source: Source) -> Source:
     """A model with the keys and shapes of the plain one, where these can be told; for looking at them."""
     try:

@@ -267,6 +267,24 @@ def test_a_store_on_a_full_disk_costs_no_result(app, folder, monkeypatch):
     assert [r["status"] for r in records(sweep_of(folder))] == ["FINISHED", "FINISHED"]
 
 
+@pytest.mark.parametrize("gone", ["outputs/multiruns/*", "outputs/multiruns/*/0"], ids=["sweep", "point"])
+def test_a_folder_that_is_deleted_while_it_is_used_is_one_line(app, folder, gone):
+    (folder / "deletes.py").write_text(
+        "import shutil\nfrom pathlib import Path\nfrom mecha_exp import evaluator\n"
+        "@evaluator('deletes', metric='score')\n"
+        "def deletes(state_dict):\n"
+        f"    for path in Path().glob({gone!r}):\n"
+        "        shutil.rmtree(path)\n"
+        "    return {'score': 1.0}\n"
+    )
+
+    outcome = app("alpha=0.3,0.5", "plugins=[deletes.py]", "evaluator.name=deletes", "output=none", "-m")
+
+    assert outcome.status == 1
+    assert "Traceback" not in outcome.err + outcome.out
+    assert "cannot be written: its folder is gone, moved or deleted while it was used" in outcome.err
+
+
 def test_two_processes_do_not_share_a_sweeps_folder(app, folder):
     app("alpha=0.3,0.5", *NONE)
     taken = TargetLock(sweep_of(folder) / "sweep")

@@ -336,6 +336,15 @@ def test_names_of_blocks_may_be_quoted_as_in_json(app, models):
     assert "the pattern '*head:*' matches none" in outcome.err
 
 
+@pytest.mark.parametrize(
+    "word", ["evaluator=[{name: x}]", "recipe=[1]", "hydra/launcher=[{a: 1}]", "output=[[a]]"]
+)
+def test_a_choice_that_is_no_name_is_answered_with_one(app, models, word):
+    outcome = app("recipe=ties", word, "alpha=0.3")
+
+    assert outcome.status == 1 and "expected the name of an option, such as " in outcome.err
+
+
 METHOD = """
 from torch import Tensor
 from mecha_exp import Parameter, Return, merge_method

@@ -33,20 +33,17 @@ class MissingKeys:
         self._configs = configs
         self._components: dict[tuple[ModelNode, ModelConfig], frozenset[str]] = {}
 
-    def check(
-        self, lacking: NodesByKey, holders: ModelsByKey, total: int
-    ) -> tuple[Iterator[str], Iterator[str]]:
-        """Notes about the keys of one recipe that may be missing, and problems with the others.
+    def check(self, lacking: NodesByKey, holders: ModelsByKey) -> tuple[Iterator[str], NodesByKey]:
+        """Notes about the keys of one recipe that may be missing, and the others.
 
         Args:
             lacking: by key the nodes that have no value for it.
             holders: by key the models that have it.
-            total: how many keys the recipe is about.
         """
         components = {key: self._part(key, nodes, holders[key]) for key, nodes in lacking.items()}
         parts = {key: part for key, part in components.items() if part is not None}
         wrong = {key: nodes for key, nodes in lacking.items() if key not in parts}
-        return self._notes(parts, lacking, holders), self._problems(wrong, total)
+        return self._notes(parts, lacking, holders), wrong
 
     def _notes(self, parts: Mapping[str, str], lacking: NodesByKey, holders: ModelsByKey) -> Iterator[str]:
         """A line for each pair of models that lack something and the model it is taken from."""
@@ -60,8 +57,13 @@ class MissingKeys:
         for (names, source), listed in parts_by_models.items():
             yield f"{names} without {some(listed, 5)}: taken from {source} as it is"
 
-    def _problems(self, lacking: NodesByKey, total: int) -> Iterator[str]:
-        """A message for the inputs that lack the same keys, and for each result that lacks keys."""
+    def problems(self, lacking: NodesByKey, total: int) -> Iterator[str]:
+        """A message for the inputs that lack the same keys, and for each result that lacks keys.
+
+        Args:
+            lacking: as above, of keys that may not be missing.
+            total: how many keys the recipe is about.
+        """
         keys_by_node: dict[Node, list[str]] = {}
         for key, nodes in lacking.items():
             for node in nodes:
