@@ -7,7 +7,6 @@ def my_score(state_dict, *, images: int = 100):
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +25,12 @@ from mecha_exp.evaluation.declaration import (
     Shapes,
     metric_problem,
 )
+from mecha_exp.system.entry_points import announced, load
 
 DEMOS = ("digits", "mini8")
 """The evaluators of the bundled models, among which `auto` chooses."""
-BUNDLED = (
-    *DEMOS,
-    "clip_zero_shot",
-    "forward",
-    "image_classification",
-    "images",
-    "lm_eval",
-    "perplexity",
-    "text_classification",
-)
-"""The evaluators that come along, each in a module of its name in `mecha_exp.evaluators`."""
+GROUP = "mecha_exp.evaluators"
+"""The entry points by which packages announce evaluators: the name of each, and the module that defines it."""
 AUTO = "auto"
 
 _registry: dict[str, Evaluator] = {}
@@ -161,20 +152,27 @@ def _file_of(entry: Evaluator) -> str:
 
 def all_evaluators() -> dict[str, Evaluator]:
     """All registered evaluators, by name; the libraries that they use are not imported."""
-    for name in BUNDLED:
+    for name in announced(GROUP):
         _import(name)
     return dict(sorted(_registry.items()))
 
 
 def _import(name: str) -> Evaluator:
-    """Import an evaluator that comes along."""
-    importlib.import_module(f"mecha_exp.evaluators.{name}")
+    """Import an evaluator that an installed package announces.
+
+    Raises:
+        ConfigError: its module cannot be imported, or defines none of this name.
+    """
+    entry = announced(GROUP)[name]
+    load(entry)
+    if name not in _registry:
+        raise ConfigError(f"{entry.value}, an entry point of {GROUP}, defines no evaluator '{name}'.")
     return _registry[name]
 
 
 def named_evaluator(name: str) -> Evaluator | None:
-    """The evaluator of this name; None where no plugin of this process defines it. Imports no other one."""
-    return _import(name) if name in BUNDLED else _registry.get(name)
+    """The evaluator of this name; None where no package and no plugin defines it. Imports no other one."""
+    return _import(name) if name in announced(GROUP) else _registry.get(name)
 
 
 def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:

@@ -1,4 +1,4 @@
-"""The registry of merge methods: built-in ones, those of plugins, and conversions of formats."""
+"""The registry of merge methods: built-in ones, those of packages and plugins, and conversions of formats."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mecha_exp.errors import RecipeError, did_you_mean
+from mecha_exp.system.entry_points import announced, load
 
 if TYPE_CHECKING:
     from mecha_exp.method_api.method import MergeMethod
 
 BUILTIN_METHODS = "mecha_exp.methods"
+GROUP = "mecha_exp.methods"
+"""The entry points by which packages announce methods: the name of each, and the module that defines it."""
 PROVIDERS = ("mecha_exp.conversion.formats",)
 """Modules whose `method_named(identifier)` makes methods on demand; each is imported at its first use."""
 
@@ -39,6 +42,8 @@ def resolve_method(identifier: str) -> MergeMethod:
         RecipeError: no method has the name; the message suggests the nearest.
     """
     importlib.import_module(BUILTIN_METHODS)
+    if identifier not in _registry and identifier in announced(GROUP):
+        load(announced(GROUP)[identifier])
     try:
         return _registry[identifier]
     except KeyError:
@@ -54,7 +59,8 @@ def resolve_method(identifier: str) -> MergeMethod:
 
 def all_methods() -> list[MergeMethod]:
     """Every registered method, by name."""
-    importlib.import_module(BUILTIN_METHODS)
+    for entry in announced(GROUP).values():
+        load(entry)
     return [_registry[name] for name in sorted(_registry)]
 
 

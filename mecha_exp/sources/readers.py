@@ -17,8 +17,8 @@ from pathlib import Path
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.views import Reading, View
-from mecha_exp.sources.packages import announced
 from mecha_exp.sources.source import Source
+from mecha_exp.system.entry_points import announced, load
 
 GROUP = "mecha_exp.readers"
 
@@ -61,7 +61,7 @@ class Reader:
 @cache
 def readers() -> Sequence[Reader]:
     """The readers of all installed packages."""
-    return [kind() for kind in announced(GROUP)]
+    return [load(entry)() for entry in announced(GROUP).values()]
 
 
 def opened(path: Path) -> Source:

@@ -13,6 +13,7 @@ from mecha_exp.evaluation import Evaluation, registry
 from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, read_fidelity
 from mecha_exp.evaluation.racing.fidelity import bracket_of
 from mecha_exp.evaluation.registry import all_evaluators
+from mecha_exp.system.entry_points import announced
 
 NAMES = [f"point {number}" for number in range(400)]
 
@@ -79,7 +80,7 @@ def test_a_number_that_is_not_finite_is_dropped_and_an_error_is_reported():
 
 
 def test_every_evaluator_that_comes_along_with_a_limit_declares_it():
-    known = {name: e for name, e in all_evaluators().items() if name in registry.BUNDLED}
+    known = {name: e for name, e in all_evaluators().items() if name in announced(registry.GROUP)}
 
     assert (
         {name for name, e in known.items() if "limit" in e.parameters}

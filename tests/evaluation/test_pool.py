@@ -14,8 +14,9 @@ from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation import Context, Measurement, read_scoring
 from mecha_exp.evaluation.isolation.pool import _environment, close_pools, evaluation_pool, read_workers
 from mecha_exp.evaluation.isolation.shared_model import shared
-from mecha_exp.evaluation.registry import BUNDLED, all_evaluators
+from mecha_exp.evaluation.registry import GROUP, all_evaluators
 from mecha_exp.plugins import load_plugins
+from mecha_exp.system.entry_points import announced
 
 PLUGIN = '''
 import os, time
@@ -188,7 +189,7 @@ def test_evaluators_follow_the_gpu_of_their_worker():
 
     assert {"image_classification", "clip_zero_shot", "images", "perplexity"} <= set(defaults)
     assert {
-        name: default for name, default in defaults.items() if name in BUNDLED and default != "auto"
+        name: default for name, default in defaults.items() if name in announced(GROUP) and default != "auto"
     } == {}
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import mecha_exp
 from mecha_exp import ConfigError
-from mecha_exp.sources.packages import announced
+from mecha_exp.system.entry_points import announced
 
 REPOSITORY = Path(mecha_exp.__file__).parents[1]
 READER = """
@@ -54,7 +54,7 @@ print(json.dumps(code_hashes(recipe)))
 
 
 def install(site: Path, name: str, code: str, *entries: str) -> None:
-    """Install a package of one module, with its entry points, into a folder."""
+    """Install a package of one module, with its entry points (of readers, or below another heading)."""
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (site / f"{name}.py").write_text(code)
@@ -81,6 +81,62 @@ def test_a_package_of_others_reads_files_and_calls_of_recipes(tmp_path: Path):
     assert {key: value.tolist() for key, value in load_file(tmp_path / "made.safetensors").items()} == {
         "w": [2.0] * 4
     }
+
+
+PACKAGE = (
+    READER
+    + """
+
+from torch import Tensor
+from mecha_exp import Parameter, Return, evaluator, merge_method
+
+
+@merge_method
+def half_of_the_way(a: Parameter(Tensor), b: Parameter(Tensor), *, alpha: float = 0.5) -> Return(Tensor):
+    return a + alpha / 2 * (b - a)
+
+
+@evaluator("evenness", metric="evenness")
+def evenness(state_dict):
+    return {"evenness": -float(state_dict["w"].std())}
+"""
+)
+
+
+def test_a_package_of_others_is_used_from_the_command_line(tmp_path: Path):
+    groups = {"methods": "half_of_the_way", "evaluators": "evenness"}
+    entries = [
+        line for group, name in groups.items() for line in (f"[mecha_exp.{group}]", f"{name} = archives")
+    ]
+    install(tmp_path / "site", "archives", PACKAGE, "archives = archives:Archives", *entries)
+    np.savez(tmp_path / "a.npz", w=np.zeros(4, np.float32))
+    np.savez(tmp_path / "b.npz", w=np.arange(4, dtype=np.float32))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, tmp_path / "site")))}
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "mecha_exp", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    sweep = run(
+        *("recipe=half_of_the_way", "models.experts=[a.npz,b.npz]", "models.base=null", "alpha=0.5,1"),
+        *("evaluator.name=evenness", "output=none", "tracking=none", "-m"),
+    )
+    assert "evenness -0.3227" in sweep and "evenness -0.6455" in sweep
+    assert "half_of_the_way" in run("info", "methods", "half_of_the_way")
+
+
+def test_an_entry_point_that_brings_nothing_of_its_name_is_named(tmp_path: Path):
+    install(tmp_path / "site", "archives", READER, "[mecha_exp.evaluators]", "evenness = archives")
+    code = "from mecha_exp.evaluation.registry import named_evaluator; named_evaluator('evenness')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, tmp_path / "site")))}
+
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+    assert "archives, an entry point of mecha_exp.evaluators, defines no evaluator 'evenness'" in done.stderr
 
 
 def test_the_code_of_a_reader_of_others_is_part_of_what_decides_a_result(tmp_path: Path):

@@ -96,7 +96,8 @@ def note_task(config: DictConfig, overrides: Sequence[Override]) -> None:
     _replace(config.hydra.overrides.task, [str(o.input_line) for o in task])
     settings = config.hydra.job  # looking it up again takes as long as setting a value
     naming = settings.config.override_dirname
-    named = sorted(str(o.input_line) for o in task if o.key_or_group not in naming.exclude_keys)
+    lines = [str(o.input_line) for o in task if o.key_or_group not in naming.exclude_keys]
+    named = sorted(line for line in lines if "override_dirname" not in line)  # it cannot hold itself
     settings.override_dirname = naming.item_sep.join(named).replace("=", naming.kv_sep)
 
 
