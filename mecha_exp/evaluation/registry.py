@@ -30,7 +30,7 @@ from mecha_exp.system.entry_points import announced, load
 DEMOS = ("digits", "mini8")
 """The evaluators of the bundled models, among which `auto` chooses."""
 GROUP = "mecha_exp.evaluators"
-"""The entry points by which packages announce evaluators: the name of each, and the module that defines it."""
+"""The entry points by which packages announce evaluators: the name of each, and its module."""
 AUTO = "auto"
 
 _registry: dict[str, Evaluator] = {}

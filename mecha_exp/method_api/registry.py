@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BUILTIN_METHODS = "mecha_exp.methods"
 GROUP = "mecha_exp.methods"
-"""The entry points by which packages announce methods: the name of each, and the module that defines it."""
+"""The entry points by which packages announce methods: the name of each, and its module."""
 PROVIDERS = ("mecha_exp.conversion.formats",)
 """Modules whose `method_named(identifier)` makes methods on demand; each is imported at its first use."""
 

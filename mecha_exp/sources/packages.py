@@ -13,12 +13,8 @@ The current folder is never searched.
 from __future__ import annotations
 
 import functools
-import os
 import sys
-from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from mecha_exp.errors import CheckpointError, did_you_mean
 from mecha_exp.system.entry_points import entry_points, search_path

@@ -174,13 +174,6 @@ def test_a_pickle_without_tensors_is_refused(content, what, tmp_path: Path):
         open_stored(tmp_path / "x.pt")
 
 
-def test_what_is_no_tensor_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    torch.save({"w": torch.ones(2), "version": 3}, tmp_path / "x.pt")
-
-    assert load(tmp_path / "x.pt").keys() == {"w"}
-    assert "left out, since they are not tensors: version" in caplog.text
-
-
 def test_tensors_that_share_memory_or_are_transposed_are_read_right(tmp_path: Path):
     shared = torch.arange(6.0).reshape(2, 3)
     torch.save({"a": shared, "tied": shared, "t": shared.T}, tmp_path / "x.pt")

@@ -1,17 +1,23 @@
 """Jobs share a pass only where each comes to the same bytes as it does alone."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from state_dicts import contents, random_model
+from torch import Tensor
 
 import mecha_exp as mx
+from mecha_exp import Parameter, Return, StateDict, merge_method
+from mecha_exp.architectures import from_yaml, register
 from mecha_exp.engine import EngineOptions, Job, merge_many, plan
 from mecha_exp.engine.planner.batches import batches
 from mecha_exp.errors import CheckpointError, MergeError
+from mecha_exp.method_api.registry import resolve_method
 
 OPTIONS = EngineOptions()
+rename_keys = resolve_method("rename_keys")
 
 
 def mean(*state_dicts):
@@ -43,6 +49,88 @@ def test_models_of_other_shapes_have_a_pass_of_their_own(order):
     assert {made["conv_in"].shape for made in together} == {(8, 9), (8, 4)}
     assert len(report.nonfinite_values) == len(report.moments) == 2
     assert report.keys == 2 * len(wide[0])
+
+
+STACKED = """
+identifier: toy-NAME
+components:
+  net:
+    keys:
+      model.layers.0.block_sparse_moe.experts.w1: {shape: [2, 4, 6], stacked: STACKED}
+"""
+EXPERTS = {"model.layers.0.block_sparse_moe.experts.w1": ((2, 4, 6), torch.float32)}
+
+
+DIFFERENT, ALIKE = {"w": (6, 4), "v": (5,)}, {"w": (6, 4), "v": (6, 4)}
+
+
+def drawn(seed, config=None, *, dtype=torch.float32, shapes=DIFFERENT):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {key: 3 * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+    return mx.model({key: tensor.to(dtype) for key, tensor in tensors.items()}, config)
+
+
+def of_dtype(seed, dtype):
+    return mx.weighted_sum(drawn(seed, dtype=dtype), drawn(seed + 1, dtype=dtype), alpha=0.3)
+
+
+def of_experts(seed, name):
+    shapes = {key: shape for key, (shape, _) in EXPERTS.items()}
+    return mx.slerp(drawn(seed, f"toy-{name}", shapes=shapes), drawn(seed + 1, f"toy-{name}", shapes=shapes))
+
+
+def other_keys(seed):
+    return rename_keys(drawn(seed), "w -> v, v -> w")
+
+
+def by_an_interface(seed):
+    @merge_method(is_interface=True)
+    def turned(a: Parameter(Tensor)) -> Return(Tensor): ...
+
+    @merge_method(implements=turned)
+    def turned_in_keys(a: Parameter(StateDict[Tensor]), **kwargs) -> Return(Tensor):
+        return a[{"w": "v", "v": "w"}[kwargs["key"]]]
+
+    return turned(drawn(seed, shapes=ALIKE))
+
+
+def without_turning(seed):
+    return mx.weighted_sum(*(drawn(seed + number, shapes=ALIKE) for number in (0, 1)), alpha=0.3)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (partial(of_experts, name="stacked"), partial(of_experts, name="whole")),
+        (partial(of_dtype, dtype=torch.float64), partial(of_dtype, dtype=torch.float32)),
+        (partial(of_dtype, dtype=torch.float64), partial(of_dtype, dtype=torch.float16)),
+        (partial(of_dtype, dtype=torch.float16), partial(of_dtype, dtype=torch.bfloat16)),
+        (other_keys, partial(of_dtype, dtype=torch.float32)),
+        (by_an_interface, without_turning),
+    ],
+    ids=["config", "float64", "float64 and half", "halves", "other keys", "an interface"],
+)
+def test_jobs_that_differ_in_what_decides_give_what_each_gives_alone(one, other, order, registries):
+    for name, stacked in (("stacked", "true"), ("whole", "false")):
+        register(from_yaml(STACKED.replace("NAME", name).replace("STACKED", stacked)))
+
+    alone, together, _ = alone_and_together(*[one(seed=1), other(seed=5)][::order])
+
+    assert [*map(contents, together)] == [*map(contents, alone)]
+    assert [[*made] for made in together] == [[*made] for made in alone]
+
+
+@pytest.mark.parametrize("first", [torch.int64, torch.bool, torch.uint8], ids=str)
+def test_jobs_over_integers_share_a_pass(first):
+    def recipe(seed, dtype):
+        return mx.weighted_sum(drawn(seed, dtype=dtype), drawn(seed, dtype=dtype), alpha=0.3)
+
+    recipes = recipe(1, first), recipe(2, torch.int32)
+    alone, together, _ = alone_and_together(*recipes)
+
+    assert batches(recipes, OPTIONS) == [(0, 1)]
+    assert [*map(contents, together)] == [*map(contents, alone)]
 
 
 def test_what_is_copied_for_one_job_is_computed_for_another():

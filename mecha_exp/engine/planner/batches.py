@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from mecha_exp.checkpoint import is_arithmetic
-from mecha_exp.conversion.formats import FormatConversion
-from mecha_exp.conversion.lora import AdapterConversion
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.dependence import reads_other_keys
 from mecha_exp.errors import MechaError
@@ -68,10 +66,8 @@ def _own(recipe: Node) -> tuple[tuple[ModelNode, ...], tuple[str, ...]]:
 
 def _decides_keys(node: MergeNode) -> bool:
     """Whether the result of a call may have other keys than its models, or another order."""
-    method = node.method
-    if reads_other_keys(node) or method.kind is Kind.INTERFACE or method.identifier == OMIT_NON_FINITE:
-        return True
-    return isinstance(method, FormatConversion | AdapterConversion)
+    is_interface = node.method.kind is Kind.INTERFACE  # what implements it may read other keys
+    return reads_other_keys(node) or is_interface or node.method.identifier == OMIT_NON_FINITE
 
 
 def _form(model: ModelNode, source: Source) -> Hashable:
@@ -80,6 +76,6 @@ def _form(model: ModelNode, source: Source) -> Hashable:
     return model.config, tuple((k, i.shape, _kind(i.dtype)) for k, i in keys)
 
 
-def _kind(dtype: str) -> str:
+def _kind(dtype: str) -> tuple[bool, bool]:
     """The kind of arithmetic on a dtype: float64 has one of its own, integers are copied."""
-    return "floating point" if is_arithmetic(dtype) and dtype != "F64" else dtype
+    return is_arithmetic(dtype), dtype == "F64"

@@ -12,6 +12,7 @@ from mecha_exp.engine.planner.keys.specialisation import KeyClass
 from mecha_exp.errors import counted, some
 from mecha_exp.graph.nodes import ModelNode
 from mecha_exp.sources.inputs import Sources
+from mecha_exp.sources.views.positions import is_of_positions
 
 LEAST = torch.finfo(torch.float32).eps
 """Rounding to float32 is far below what training changes: only coarser dtypes are worth a word."""
@@ -72,6 +73,8 @@ def _by_key(
     """Each key that some models hold, with their dtypes, which are asked for once for a class of keys."""
     known: dict[KeyClass, Mapping[ModelNode, str]] = {}
     for key, each in classes.items():
+        if is_of_positions(key):  # whole numbers are the same in any dtype
+            continue
         if each not in known:
             known[each] = stored_at(each)
         if known[each]:

@@ -36,7 +36,7 @@ def with_whole_positions(
     weights = {model: source for model, source in sources.items() if model.merge_space == "weight"}
     tables: dict[str, torch.Tensor] = {}
     lines: list[str] = []
-    for key in dict.fromkeys(key for s in weights.values() for key in s.keys() if _is_of_positions(key)):
+    for key in dict.fromkeys(key for s in weights.values() for key in s.keys() if is_of_positions(key)):
         having = [source for source in weights.values() if key in source]
         floating = [source for source in having if is_arithmetic(source.info(key).dtype)]
         first = next((source for source in having if source not in floating), None)
@@ -62,7 +62,8 @@ def with_whole_positions(
     return {**sources, **views}, lines
 
 
-def _is_of_positions(key: str) -> bool:
+def is_of_positions(key: str) -> bool:
+    """Whether a key is a table of positions, by its name."""
     return key.rpartition(".")[2] == POSITIONS
 
 
