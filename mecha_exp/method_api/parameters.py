@@ -244,7 +244,7 @@ class ParameterSpec:
 
     @property
     def range(self) -> str:
-        """Its choices, or its bounds as an interval; empty where any value goes."""
+        """The choices, or the bounds as an interval; empty where any value goes."""
         return self.expected if self.choices else str(self.bounds) if self.bounds != Bounds() else ""
 
 
