@@ -41,8 +41,10 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
     """Whether the options that an override chooses exist."""
     group = override.key_or_group
     options = composer.options(group) | set(PRESETS if group == "blocks" else ())
-    options |= names_of_methods() if group == GROUP else set()
-    for name in values_of(override):
+    names = values_of(override)
+    if group == GROUP and not options.issuperset(names):
+        options |= names_of_methods()
+    for name in names:
         if group == "hydra/launcher" and name in _PER_POINT:
             problems.add(
                 f"hydra/launcher={name} ran each point by itself, and nothing was shared. Points run in "

@@ -6,9 +6,11 @@ method: several calls, or other defaults.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods
+from mecha_exp.system.cache import made_of
 
 if TYPE_CHECKING:
     from mecha_exp.method_api.method import MergeMethod
@@ -55,7 +58,7 @@ class MethodRecipes(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         """Whether a path is that of a method's recipe."""
         group, _, name = config_path.rpartition("/")
-        return group == GROUP and method_of(name.removesuffix(".yaml")) is not None
+        return group == GROUP and text_of(name.removesuffix(".yaml")) is not None
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The built-in methods with a title."""
@@ -63,10 +66,9 @@ class MethodRecipes(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Make the recipe of a method."""
-        name = config_path.rpartition("/")[2].removesuffix(".yaml")
-        method = method_of(name)
-        assert method is not None  # Hydra has asked for it
-        config = OmegaConf.create(recipe_text(method))
+        text = text_of(config_path.rpartition("/")[2].removesuffix(".yaml"))
+        assert text is not None  # Hydra has asked for it
+        config = OmegaConf.create(text)
         return ConfigResult(self.provider, self.full_path(), config, {"package": PACKAGE})
 
 
@@ -76,11 +78,6 @@ class MethodRecipesPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add it at the end, so that files come first."""
         search_path.append("mecha_exp-methods", f"{SCHEME}://registry")
-
-
-def method_of(name: str) -> MergeMethod | None:
-    """The method of a name that can be the recipe of a run; None if there is none."""
-    return _methods().get(name)
 
 
 def names_of_methods() -> set[str]:
@@ -94,10 +91,34 @@ def _methods() -> dict[str, MergeMethod]:
 
 def titled() -> list[str]:
     """The built-in methods with a title, read from their source: to import them takes as long as torch."""
+    texts = (file.read_text(encoding="utf-8") for file in _sources())
+    return sorted(name for text in texts for name in _TITLED.findall(text))
+
+
+def text_of(name: str) -> str | None:
+    """The recipe of the method of a name; None if there is none that can be the recipe of a run.
+
+    That of a built-in method with a title is taken from the cache as long as no method is imported.
+    """
+    if BUILTIN_METHODS not in sys.modules and name in (texts := _texts_of_titled()):
+        return texts[name]
+    method = _methods().get(name)
+    return recipe_text(method) if method else None
+
+
+@functools.cache
+def _texts_of_titled() -> dict[str, str]:
+    files = [*_sources(), *Path(inspect.getfile(all_methods)).parent.glob("*.py"), Path(__file__)]
+    texts: dict[str, str] = made_of(
+        files, "recipes", lambda: {n: recipe_text(_methods()[n]) for n in titled()}
+    )
+    return texts
+
+
+def _sources() -> list[Path]:
     spec = importlib.util.find_spec(BUILTIN_METHODS)
     folders = spec.submodule_search_locations if spec else None
-    files = (file for folder in folders or () for file in Path(folder).glob("*.py"))
-    return sorted(name for file in files for name in _TITLED.findall(file.read_text(encoding="utf-8")))
+    return [file for folder in folders or () for file in Path(folder).glob("*.py")]
 
 
 def recipe_text(method: MergeMethod) -> str:

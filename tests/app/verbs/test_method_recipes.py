@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mecha_exp.app.config.compose import composer_of
-from mecha_exp.app.config.method_recipes import method_of, recipe_text, titled
+from mecha_exp.app.config.method_recipes import recipe_text, text_of, titled
 from mecha_exp.cli import info
 from mecha_exp.method_api.registry import all_methods, resolve_method
 from mecha_exp.recipe.yaml_reader import TITLE
@@ -54,10 +54,10 @@ def test_a_recipe_has_the_arguments_of_its_method(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_says_more_than_the_signature_of_its_method(path: Path):
-    config, method = read(path.read_text()), method_of(path.stem)
+    config, made = read(path.read_text()), text_of(path.stem)
     config["recipe"].pop(TITLE, None)
 
-    assert method is None or config != read(recipe_text(method))
+    assert made is None or config != read(made)
 
 
 def test_the_methods_with_a_title_are_told_without_importing_them():
