@@ -175,6 +175,8 @@ def merge_method(
         method.title, method.base = title, base
         if statistics is not None and STATISTICS not in method.signature.names:
             raise RecipeError(f"{name}: it needs the statistics {statistics}, as a parameter `{STATISTICS}`")
+        if base != BASE and base not in method.signature.names:
+            raise RecipeError(f"{name}: base={base!r} is none of its parameters")
         if skip_unchanged and method.map_keys is None:
             raise RecipeError(
                 f"{method.identifier}: `skip_unchanged=True` leaves out keys by what they are made of, which "

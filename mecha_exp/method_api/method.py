@@ -110,8 +110,8 @@ class MergeMethod:
         measured: `SCALED` or `ALONG_MERGE` for statistics that belong to one merge.
         paper_keys: what the code of the method's authors gives keys of which kind; see `for_keys`.
         empty: its value of no tensors.
-        title: its name in papers; empty for what is not merged by alone.
-        base: the parameter for the base of a recipe.
+        title: its name in papers, where a recipe that is made of its signature is one to choose; or empty.
+        base: the parameter that this recipe gives `models.base`.
         function: the function that was declared, or a class with `__call__`: of tensors, and of a composite
             of nodes.
         __wrapped__: the function of tensors; for a composite it computes its graph (see `in_torch.eager`).

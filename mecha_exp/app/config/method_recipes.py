@@ -37,6 +37,7 @@ GROUP, PACKAGE = "recipe", "_global_"
 SCHEME = "methods"
 
 _TITLED = re.compile(r"^@merge_method\([^@]*?\btitle=[^@]*?^(?:def|class) (\w+)", re.MULTILINE)
+"""A decorator with a title, and the name of what it decorates."""
 
 
 class MethodRecipes(ConfigSource):
