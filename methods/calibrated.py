@@ -94,7 +94,7 @@ def above_zero(*norms: Small) -> Return(Tensor, "param"):
     return torch.stack([torch.where(norm > 0, norm, 1) for norm in norms])
 
 
-@merge_method(composite=True, statistics="fisher")
+@merge_method(composite=True, statistics="fisher", title="Fisher")
 def fisher(
     *models: Weight,
     statistics: Statistics,
@@ -187,7 +187,7 @@ def per_mask(total: Delta, *masks: Weight) -> Return(Tensor, "delta"):
     return torch.where(count > 0, total / count, 0)
 
 
-@merge_method(composite=True, statistics="mask")
+@merge_method(composite=True, statistics="mask", title="Stitch")
 def stitch(base: Base, *models: Experts, statistics: Statistics, scale: Scale = 1.0) -> Return(
     Tensor, "weight"
 ):
@@ -330,7 +330,7 @@ def by_grams(
     return made.mT.contiguous() if turned else made
 
 
-@merge_method(statistics="gram")
+@merge_method(statistics="gram", title="RegMean")
 def regmean(*models: Models, statistics: Grams, alpha: Damping = 0.9, **kwargs: object) -> Return(
     Tensor, "weight"
 ):

@@ -175,7 +175,7 @@ def median_shares(
     return shares
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Geometric median")
 def geometric_median(
     *models: Model, eps: Nearest = 0.0, maxiter: Iterations = 100, ftol: Progress = 1e-20
 ) -> Return(Tensor):
@@ -195,7 +195,7 @@ def geometric_median(
     return combination(*models, coefficients=shares)
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, title="Median")
 def median(*models: Model) -> Return(Tensor):
     """The entry-wise median, of an even number of models the lower of the two in the middle.
 

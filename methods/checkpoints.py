@@ -10,7 +10,7 @@ from mecha_exp.methods.linear import n_average, weighted_sum, weighted_total
 from mecha_exp.methods.parameters import Alpha, Base, Model, Weight
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="WiSE-FT")
 def wise_ft(base: Base, tuned: Weight, alpha: Alpha = 0.5) -> Return(Tensor, "weight"):
     """(1 - alpha) base + alpha tuned: a fine-tuned model held back to what it was made from.
 
@@ -21,7 +21,7 @@ def wise_ft(base: Base, tuned: Weight, alpha: Alpha = 0.5) -> Return(Tensor, "we
     return weighted_sum(base, tuned, alpha=alpha)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="LAWA")
 def lawa(
     *models: Model,
     last: Parameter(int, ge=0, help="how many of the last checkpoints are averaged; 0 is all") = 0,
@@ -38,7 +38,7 @@ def lawa(
     return n_average(*models[-last:])
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="EMA")
 def ema(
     *models: Model,
     decay: Parameter(float, ge=0, le=1, help="how much of the mean so far each checkpoint keeps") = 0.9,

@@ -77,7 +77,7 @@ def balanced_mean(*deltas: Delta, limits: Small) -> Return(Tensor, "delta"):
     return total / share.clamp_min(1e-12)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="PCB-Merging")
 def pcb(
     base: Base,
     *models: Experts,

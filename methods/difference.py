@@ -36,7 +36,7 @@ def perpendicular_component(a: Model, b: Model) -> Return(Tensor):
     return without_share(b, a, quotient(dot(a, b), squared_norm(a)))
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Add perpendicular", base="c")
 def add_perpendicular(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
     """a + alpha d, d being what of b - c is at right angles to a - c.
 
@@ -91,7 +91,7 @@ def half(a: Model) -> Return(Tensor):
     return a * 0.5
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Train difference", base="c")
 def train_difference(
     a: Weight,
     b: Weight,
@@ -122,7 +122,7 @@ def geometric_mean(a: Model, b: Model, alpha: Small) -> Return(Tensor):
     return a.abs() ** (1 - alpha) * b.abs() ** alpha * torch.cos(math.pi * turn)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Geometric sum")
 def geometric_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
     """Re(a^(1 - alpha) b^alpha), in complex numbers, entry by entry. alpha 0 is a, 1 is b.
 
@@ -133,7 +133,7 @@ def geometric_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
     return geometric_mean(a, b, alpha)
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, title="Multiply quotient", base="c")
 def multiply_quotient(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
     """Re(a (b / c)^(alpha m)), m = max(0, -La Lb / max(|La|, |Lb|)^2), Lx = log|x / c|; a where undefined.
 
@@ -204,7 +204,7 @@ def add_cosine_b(a: Weight, b: Weight, alpha: Likeness = 1.0) -> Return(Tensor, 
     return blended_columns(a, b, cosine_with_overall(column_cosines(products), products), alpha)
 
 
-@merge_method(rowwise=True)
+@merge_method(rowwise=True, title="Extract", base="a")
 def extract(
     a: Base,
     b: Weight,
@@ -227,7 +227,7 @@ def extract(
     return a + (db + alpha * (dc - db)) * (d + beta * (1 - 2 * d))
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Smooth add", base="c")
 def smooth_add(a: Weight, b: Weight, c: Base, alpha: Alpha = 1.0) -> Return(Tensor, "weight"):
     """a + alpha gaussian(median(b - c)): a difference without its outliers, over all axes of the tensor.
 

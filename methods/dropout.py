@@ -120,7 +120,7 @@ def dropout_deltas(
     return scaled(mean_where(*deltas, *masks), alpha=strength)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, base="a")
 def dropout(
     a: Base,
     *models: Experts,

@@ -18,7 +18,7 @@ def largest_entries(*deltas: Delta) -> Return(Tensor, "delta"):
     return chosen
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="MagMax")
 def magmax(base: Base, *models: Experts, scale: Scale = 0.5) -> Return(Tensor, "weight"):
     """base + scale d, of each entry the d_i of the largest magnitude; of equal ones that of the last model.
 
@@ -109,7 +109,7 @@ def _own_and_scale(deltas: list[Node], task: int, variant: str) -> tuple[Node, N
     return own, over(*sizes)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="EMR-Merging (unified)")
 def emr_unified(base: Base, *models: Experts, variant: Variant = "paper", scale: Scale = 1.0) -> Return(
     Tensor, "weight"
 ):
@@ -123,7 +123,7 @@ def emr_unified(base: Base, *models: Experts, variant: Variant = "paper", scale:
     return add_merged(base, models, scale, lambda x: elected_entries(*x, zero_sum=_zero_sum(variant)))
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="EMR-Merging")
 def emr(
     base: Base,
     *models: Experts,
@@ -151,7 +151,7 @@ def where_kept(delta: Delta, size: Small) -> Return(Tensor, "param"):
     return torch.where(delta != 0, size, 0)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="EMR-Merging (mask)")
 def emr_mask(base: Base, *models: Experts, task: Task = 0, variant: Variant = "paper") -> Return(
     Tensor, "param"
 ):

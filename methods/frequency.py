@@ -149,7 +149,7 @@ def high_frequencies(d: Model, waves: Small, alpha: Parameter(float), tilt: Para
     return inner_entries(high, tuple(d.shape[2:])) if inner else torch.fft.irfft2(high, s=d.shape)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Crossover")
 def crossover(a: Model, b: Model, alpha: Share = 0.5, tilt: Tilt = 0.0) -> Return(Tensor):
     """The low frequencies of a and the high ones of b, in the real Fourier transform over all axes.
 
@@ -175,7 +175,7 @@ def high_frequencies_in_order(
     return high.index_select(0, order).reshape(d.shape)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Distribution crossover", base="c")
 def distribution_crossover(a: Weight, b: Weight, c: Weight, alpha: Share = 0.5, tilt: Tilt = 0.0) -> Return(
     Tensor, "weight"
 ):
@@ -218,7 +218,7 @@ def without_low_frequencies(total: Delta, radius: Parameter(float), variant: Par
     return torch.fft.ifft2(waves).real.clone(memory_format=torch.contiguous_format)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="FR-Merging")
 def fr_merging(
     base: Base,
     *models: Experts,

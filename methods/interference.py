@@ -129,7 +129,7 @@ def solved_or_rest(mean: Delta, solved: Small, others: Parameter(str)) -> Return
     return solved[0] if solved else rest.__wrapped__(mean, others)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="WUDI-Merging")
 def wudi(
     base: Base,
     *models: Experts,
@@ -224,7 +224,7 @@ def modified_total(
     return total
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="DOGE")
 def doge(
     base: Base,
     *models: Experts,

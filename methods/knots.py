@@ -89,7 +89,7 @@ def out_of_basis(coordinates: Delta, *deltas: Delta, basis: Small) -> Return(Ten
     return made.reshape(coordinates.shape)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="KnOTS-TIES")
 def knots(
     base: Base,
     *models: Experts,

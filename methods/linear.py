@@ -41,7 +41,7 @@ def add_scaled(a: Model, d: Parameter(Tensor, ("weight", "delta")), alpha: Small
     return a + alpha * d
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Weighted sum", base="a")
 def weighted_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
     """lerp(a, b, alpha) = (1 - alpha) a + alpha b.
 
@@ -54,7 +54,7 @@ def weighted_sum(a: Model, b: Model, alpha: Alpha = 0.5) -> Return(Tensor):
     return lerp(a, b, alpha)
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, title="Simple average")
 def n_average(*models: Model) -> Return(Tensor):
     """The mean of the models: a uniform soup.
 
@@ -85,7 +85,7 @@ def combination(*models: Model, coefficients: Small) -> Return(Tensor):
     return total
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Weighted average")
 def linear(
     *models: Model,
     weights: Weights = 1.0,
@@ -136,7 +136,7 @@ def passthrough(a: Model, scale: Factor = 1.0) -> Return(Tensor):
     return a * scale
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, base="c")
 def add_difference(
     a: Model,
     b: Experts,
@@ -210,7 +210,7 @@ def triple_sum(
     return (1 - alpha - beta) * a + alpha * b + beta * c
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, base="a")
 def weighted_subtraction(
     a: Model,
     b: Model,
@@ -226,7 +226,7 @@ def weighted_subtraction(
     return weighted_sum(a, b, alpha=-alpha * beta / (1 - alpha * beta))
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, title="Multiply difference", base="c")
 def multiply_difference(
     a: Weight,
     b: Weight,
@@ -242,7 +242,7 @@ def multiply_difference(
     return c + torch.copysign(size, a + beta * (b - a) - c)
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, base="c")
 def similarity_add_difference(
     a: Weight,
     b: Weight,
@@ -283,7 +283,7 @@ def of_length(d: Delta, norm: Small, length: Small) -> Return(Tensor, "delta"):
     return torch.where(norm > 0, d * (length / norm), 0)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Euclidean add difference", base="c")
 def euclidean_add_difference(a: Weight, b: Weight, c: Base, alpha: Share = 0.5) -> Return(Tensor, "weight"):
     """c + D |S| / |D|, where S = lerp(a, b, alpha) - c gives the signs and the norm over the whole tensor.
 

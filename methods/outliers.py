@@ -267,7 +267,7 @@ def kept_or_averaged(*deltas: Delta, epsilon: Parameter(float)) -> Return(Tensor
     return torch.where(count > 1, total / count, total)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="RAM")
 def ram(base: Base, *models: Experts, epsilon: Changed = 1e-5, scale: Scale = 1.0) -> Return(
     Tensor, "weight"
 ):
@@ -338,7 +338,7 @@ def ramplus_tl(
     return _reinforced(base, models, scale, entries_shared, epsilon, r, alpha)
 
 
-@merge_method(elementwise=True)
+@merge_method(elementwise=True, base="a")
 def nearswap(
     a: Model, b: Model, t: Parameter(float, ge=0, help="entries nearer than t are taken from b") = 1e-4
 ) -> Return(Tensor):
@@ -389,7 +389,7 @@ def far_out(lower: Small, middle: Small, upper: Small) -> Return(Tensor, "param"
     return middle + 1.5 * (upper - lower)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Arcee Fusion")
 def arcee_fusion(base: Base, b: Weight, scale: Scale = 1.0) -> Return(Tensor, "weight"):
     """base + scale (b - base) where |b - base| KL(softmax(b), softmax(base)) >= median + 1.5 IQR.
 

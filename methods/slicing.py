@@ -121,7 +121,7 @@ def _size_of_rank(numbers: Tensor, rank: int) -> float:
     return max(abs(numbers[first].item()), abs(numbers[first + rank - 1].item()))
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Top k tensor sum")
 def top_k_tensor_sum(a: Model, b: Model, width: Width = 1.0, offset: Offset = 0.0) -> Return(Tensor):
     """The values of a in the order of b, where the rank of their magnitude lies in [offset, offset + width).
 
@@ -131,7 +131,7 @@ def top_k_tensor_sum(a: Model, b: Model, width: Width = 1.0, offset: Offset = 0.
     return redistribute(a, sorted_entries(a), ranks_of_all(b), width=width, offset=offset)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Tensor sum")
 def tensor_sum(
     a: Model, b: Model, c: Base = None, width: Width = 0.5, offset: Offset = 0.0, top_k: ByRank = False
 ) -> Return(Tensor):
@@ -143,7 +143,7 @@ def tensor_sum(
     return copy_region(a, b, c, width=width, offset=offset, top_k=top_k)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, base="c")
 def copy_region(
     a: Model, b: Model, c: Base = None, width: Width = 1.0, offset: Offset = 0.0, top_k: ByRank = False
 ) -> Return(Tensor):

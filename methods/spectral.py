@@ -158,7 +158,7 @@ def rotated_simply(
     return rotated.__wrapped__(a, b, frames, (), alignment, alpha, centralization, eps, max_iters)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, base="c")
 def rotate(
     a: Model,
     b: Model,

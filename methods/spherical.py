@@ -58,7 +58,7 @@ def combine(a: Model, weight_a: Small, b: Model, weight_b: Small) -> Return(Tens
     return a * weight_a + b * weight_b
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="SLERP")
 def slerp(a: Model, b: Model, alpha: Part = 0.5) -> Return(Tensor):
     """Spherical interpolation: the direction along the arc from a to b, the norm linearly.
 
@@ -75,7 +75,7 @@ def slerp(a: Model, b: Model, alpha: Part = 0.5) -> Return(Tensor):
     return combine(a, weight_a, b, weight_b)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="SLERP (raw weights)")
 def slerp_raw(
     a: Model,
     b: Model,
@@ -114,7 +114,7 @@ def arc_of_columns(a: Model, b: Model, cosines: Small, alpha: Parameter(float)) 
     return _arc(a, b, cosines, alpha)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="NuSLERP")
 def nuslerp(
     a: Model,
     b: Model,
@@ -157,7 +157,7 @@ def mean_direction(products: Small, weights: Parameter(list[float]), eps: Parame
     return unit / length * (shares * norms).sum()
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Multi-SLERP")
 def multislerp(
     *models: Model,
     weights: Weights = 1.0,
@@ -223,7 +223,7 @@ def sphere_mean(
     return mean / lengths * norms.mean()
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Karcher mean")
 def karcher(
     *models: Model,
     max_iter: Parameter(int, ge=0, help="steps at most") = 10,

@@ -67,7 +67,7 @@ def isotropic(total: Delta, made: Small, count: Parameter(int)) -> Return(Tensor
     return made[0].reshape(total.shape) if made else total / count
 
 
-@merge_method(composite=True, paper_keys=MATRICES)
+@merge_method(composite=True, paper_keys=MATRICES, title="Iso-C")
 def iso_c(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed = "paper") -> Return(
     Tensor, "weight"
 ):
@@ -135,7 +135,7 @@ def made_or_mean(mean: Delta, made: Small) -> Return(Tensor, "delta"):
     return made[0].reshape(mean.shape) if made else mean
 
 
-@merge_method(composite=True, paper_keys=MATRICES)
+@merge_method(composite=True, paper_keys=MATRICES, title="TSV-M")
 def tsv_m(base: Base, *models: Experts, scale: Scale = 1.0, variant: Decomposed = "paper") -> Return(
     Tensor, "weight"
 ):
@@ -196,7 +196,7 @@ def common_and_own(*deltas: Delta, parts: Small, share: Parameter(float)) -> Ret
     return (_in_frames(first, every.mean(), second),)
 
 
-@merge_method(composite=True, paper_keys=MATRICES)
+@merge_method(composite=True, paper_keys=MATRICES, title="Iso-CTS")
 def iso_cts(
     base: Base,
     *models: Experts,
@@ -240,7 +240,7 @@ def leading_share(delta: Delta, parts: Small, density: Parameter(float)) -> Retu
     return reduced.__wrapped__(delta, parts, whole_share(density, len(parts[1])))
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Twin-Merging")
 def twin(
     base: Base,
     *models: Experts,
@@ -300,7 +300,7 @@ def mean_of_cuts(mean: Delta, *cuts: Small) -> Return(Tensor, "delta"):
     return sum(cut for (cut,) in cuts) / len(cuts)
 
 
-@merge_method(composite=True, paper_keys=MATRICES)
+@merge_method(composite=True, paper_keys=MATRICES, title="STAR")
 def star(
     base: Base,
     *models: Experts,

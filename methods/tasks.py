@@ -47,7 +47,7 @@ def used_by_several(*deltas: Delta, least: Parameter(float), thresholds: Paramet
     return torch.where(users >= least, total, 0)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="TALL mask")
 def tall_mask(
     base: Base,
     *models: Experts,
@@ -75,7 +75,7 @@ def use_of(*deltas: Delta, index: Parameter(int), threshold: Parameter(float)) -
     return (own.abs() >= threshold * (total - own).abs()).to(own.dtype)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="TALL mask (mask)")
 def tall_mask_of(base: Base, *models: Experts, task: Task = 0, threshold: Threshold = 0.4) -> Return(
     Tensor, "param"
 ):
@@ -141,7 +141,7 @@ def mean_of_localised(*deltas: Delta, thresholds: Small, strict: Parameter(bool)
     return torch.where(count > 0, total / count, 0)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="Localize-and-Stitch")
 def localize_and_stitch(
     base: Base,
     *models: Experts,
@@ -234,7 +234,7 @@ def elected_task_arithmetic(
     return add_scaled(base, total, scale)
 
 
-@merge_method(composite=True)
+@merge_method(composite=True, title="MetaGPT")
 def metagpt(base: Base, *models: Experts, scale: Scale = 1.0) -> Return(Tensor, "weight"):
     """base + scale sum_i l_i (model_i - base), l_i = |d_i|^2 / sum_j |d_j|^2 over all keys of the model.
 

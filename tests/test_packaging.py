@@ -193,3 +193,11 @@ def test_asking_for_help_costs_little():
 
     assert {"mecha_exp", "hydra"} <= modules
     assert not modules & {"torch", "numba", "mlflow", "matplotlib"}
+
+
+def test_the_recipe_of_a_method_is_kept_for_help_and_completion(tmp_path, monkeypatch):
+    monkeypatch.setenv("MECHA_EXP_CACHE", str(tmp_path))
+    command = ("-m", "mecha_exp", "recipe=slerp", "--help")
+
+    assert "torch" in imported(*command)
+    assert "torch" not in imported(*command)

@@ -80,7 +80,7 @@ def _default_variant(method: MergeMethod) -> str:
         return ""
     words = [f"{spec.name}={spec.default}"]
     for name, text in _recipes():
-        chosen = re.search(rf"^{spec.name}: (\S+)", text, re.MULTILINE)
+        chosen = re.search(rf"^{spec.name}: (?!{spec.default}\b)(\S+)", text, re.MULTILINE)
         if chosen and re.search(rf"^  method: {method.identifier}$", text, re.MULTILINE):
             words.append(f"recipe={name}: {chosen.group(1)}")
     return ", ".join(words)
@@ -92,7 +92,7 @@ def _parameter(spec: ParameterSpec) -> dict[str, Any]:
         "name": f"*{spec.name}" if spec.variadic else spec.name,
         "type": _type(spec),
         "default": "" if spec.required else spec.default if plain else str(spec.default),
-        "range": _range(spec),
+        "range": spec.range,
         "meaning": spec.help,
     }
 
@@ -106,14 +106,6 @@ def _type(spec: ParameterSpec) -> str:
         return "number, or one for each model"
     names: dict[Any, str] = {bool: "true or false", int: "whole number", str: "word"}
     return "" if spec.choices else names.get(spec.interface, "number")
-
-
-def _range(spec: ParameterSpec) -> str:
-    if spec.choices:
-        return spec.expected
-    bounds = spec.bounds
-    is_bounded = any(bound is not None for bound in (bounds.ge, bounds.gt, bounds.le, bounds.lt))
-    return str(bounds) if is_bounded else ""
 
 
 def _streaming(method: MergeMethod) -> str:
@@ -156,6 +148,8 @@ def _streaming_of(methods: Set[MergeMethod]) -> str:
 
 def _example(method: MergeMethod) -> str:
     """A command that uses the method: its own recipe, another recipe, or else a call in Python."""
+    if method.title:
+        return f"python -m mecha_exp recipe={method.identifier}"
     for name, text in sorted(_recipes(), key=lambda recipe: recipe[0] != method.identifier):
         start = "" if name == method.identifier else r"^recipe:\n  "
         if re.search(rf"{start}method: {re.escape(method.identifier)}$", text, re.MULTILINE):

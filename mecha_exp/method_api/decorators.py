@@ -14,6 +14,7 @@ import torch
 from mecha_exp.errors import RecipeError
 from mecha_exp.graph.nodes import Node
 from mecha_exp.method_api.method import (
+    BASE,
     STATISTICS,
     Arranges,
     Choose,
@@ -57,6 +58,8 @@ def merge_method(
     measured: str | None = None,
     paper_keys: Mapping[str, str] | None = None,
     empty: float | None = None,
+    title: str = "",
+    base: str = BASE,
 ) -> Callable[[Callable[..., Any]], MergeMethod]: ...
 def merge_method(
     function: Callable[..., Any] | None = None,
@@ -85,6 +88,8 @@ def merge_method(
     measured: str | None = None,
     paper_keys: Mapping[str, str] | None = None,
     empty: float | None = None,
+    title: str = "",
+    base: str = BASE,
 ) -> MergeMethod | Callable[[Callable[..., Any]], MergeMethod]:
     """Make a merge method of a function, or of a class with `__call__`, and register it under its name.
 
@@ -129,6 +134,8 @@ def merge_method(
             base + scale (expert - base), with the call's `scales`; `along_merge` with its `alpha`.
         paper_keys: what `keys=paper` gives keys of which kind; see `for_keys`.
         empty: its value where it is called with tensors and given none, such as 0 for a sum.
+        title: its name in papers, which makes it one of the recipes that the help lists.
+        base: the parameter that its recipe gives `models.base`.
 
     Raises:
         RecipeError: a parameter has no usable annotation, the name is taken by another function, or options
@@ -165,8 +172,11 @@ def merge_method(
         method.arranges = Arranges(arranges)
         method.statistics, method.measured = statistics, measured
         method.paper_keys, method.empty = paper_keys, empty
+        method.title, method.base = title, base
         if statistics is not None and STATISTICS not in method.signature.names:
             raise RecipeError(f"{name}: it needs the statistics {statistics}, as a parameter `{STATISTICS}`")
+        if base != BASE and base not in method.signature.names:
+            raise RecipeError(f"{name}: base={base!r} is none of its parameters")
         if skip_unchanged and method.map_keys is None:
             raise RecipeError(
                 f"{method.identifier}: `skip_unchanged=True` leaves out keys by what they are made of, which "

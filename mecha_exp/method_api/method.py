@@ -79,6 +79,9 @@ class Arranges(enum.Enum):
 _OF_STATE_DICTS = (Kind.WHOLE, Kind.CHOICE, Kind.INTERFACE, Kind.VIEW)
 
 
+BASE = "base"
+"""The parameter for the model that the others were made from, by default."""
+
 STATISTICS = "statistics"
 """The argument for statistics of the models on data, of methods that need them."""
 
@@ -107,6 +110,8 @@ class MergeMethod:
         measured: `SCALED` or `ALONG_MERGE` for statistics that belong to one merge.
         paper_keys: what the code of the method's authors gives keys of which kind; see `for_keys`.
         empty: its value of no tensors.
+        title: its name in papers, where a recipe that is made of its signature is one to choose; or empty.
+        base: the parameter that this recipe gives `models.base`.
         function: the function that was declared, or a class with `__call__`: of tensors, and of a composite
             of nodes.
         __wrapped__: the function of tensors; for a composite it computes its graph (see `in_torch.eager`).
@@ -143,6 +148,8 @@ class MergeMethod:
         self.measured: str | None = None
         self.paper_keys: Mapping[str, str] | None = None
         self.empty: float | None = None
+        self.title = ""
+        self.base = BASE
         self.create_cache = cache_factory
         self._check()
 

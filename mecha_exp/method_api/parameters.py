@@ -242,6 +242,11 @@ class ParameterSpec:
             return " or ".join(c if isinstance(c, str) else str(c).lower() for c in self.choices)
         return SCALARS.get(self.interface, "a model" if self.is_model else "a number")
 
+    @property
+    def range(self) -> str:
+        """The choices, or the bounds as an interval; empty where any value goes."""
+        return self.expected if self.choices else str(self.bounds) if self.bounds != Bounds() else ""
+
 
 def is_state_dict(annotation: Any) -> bool:
     """Whether an annotation is `StateDict`, or one of some type."""

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import stat
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+from mecha_exp.documents import parse_json
 from mecha_exp.system.atomic_write import atomic_write
+from mecha_exp.system.texts import json_hash
 
 CACHE_VARIABLE = "MECHA_EXP_CACHE"
 """The environment variable that names the folder; `off` disables the cache."""
@@ -105,6 +110,24 @@ def read_checksummed(path: Path) -> bytes | None:
         return None
     checksum, content = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
     return content if checksum == _checksum(path, content) else None
+
+
+def made_of(files: Iterable[Path], name: str, make: Callable[[], Any]) -> Any:
+    """What is made of files alone, as JSON has it: from the cache if that has it of the same texts.
+
+    Args:
+        files: all that decide it.
+        name: of the file in the cache, with a number that is raised when `make` changes.
+        make: makes it.
+    """
+    folder = cache_folder()
+    digest = json_hash([name, *((path.name, path.read_text(encoding="utf-8")) for path in sorted(files))])
+    path = folder / f"{name}-{digest[:32]}.json" if folder else None
+    cached = read_checksummed(path) if path else None
+    content = cached if cached is not None else json.dumps(make()).encode()
+    if path and cached is None:
+        write_checksummed(path, content)
+    return parse_json(content)
 
 
 def _checksum(path: Path, content: bytes) -> bytes:

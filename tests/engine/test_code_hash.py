@@ -240,6 +240,7 @@ CHANGES_NOTHING = [
     ("method.py", "return UNUSED", "return -UNUSED"),
     ("method.py", '"""Scale."""', '"""Scale otherwise.\n\n    In words."""'),
     ("method.py", 'help="any"', 'help="any number"'),
+    ("method.py", "@merge_method(register=False)", '@merge_method(register=False, title="Scaled", base="a")'),
     ("method.py", "return a * self.rate", "return (a  *  self.rate)  # scaled"),
     ("method.py", "import whole", "import whole\n\n# a comment"),
     ("helper.py", "# helps", ""),

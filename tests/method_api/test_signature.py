@@ -214,6 +214,14 @@ def test_a_parameter_needs_an_annotation_that_can_be_merged():
             return a
 
 
+def test_the_base_of_a_recipe_is_a_parameter():
+    with pytest.raises(RecipeError, match="wrong: base='c' is none of its parameters"):
+
+        @merge_method(register=False, base="c")
+        def wrong(a: Parameter(Tensor)) -> Return(Tensor):
+            return a
+
+
 def test_the_decorator_refuses_what_has_no_meaning():
     with pytest.raises(RecipeError, match=r"one of elementwise, rowwise, not several"):
         merge_method(elementwise=True, rowwise=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import re
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
@@ -42,8 +41,10 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
     """Whether the options that an override chooses exist."""
     group = override.key_or_group
     options = composer.options(group) | set(PRESETS if group == "blocks" else ())
-    options |= names_of_methods() if group == GROUP else set()
-    for name in itertools.chain.from_iterable(map(_named, values_of(override))):
+    names = [name for value in values_of(override) for name in _named(value)]
+    if group == GROUP and not all(isinstance(name, str) and name in options for name in names):
+        options |= names_of_methods()
+    for name in names:
         if group == "hydra/launcher" and str(name) in _PER_POINT:
             problems.add(
                 f"hydra/launcher={name} ran each point by itself, and nothing was shared. Points run in "

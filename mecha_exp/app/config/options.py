@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from mecha_exp.app.config.method_recipes import GROUP, PACKAGE, method_of, recipe_text
+from mecha_exp.app.config.method_recipes import GROUP, PACKAGE, text_of
 from mecha_exp.app.config.user_folder import USER_FOLDER, read_config
 from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.graph.curves import PRESETS
@@ -63,8 +63,8 @@ def option_values(group: str, name: str) -> dict[str, Any] | None:
     """
     if path := _file(group, name):
         package, config = read_config(path)
-    elif group == GROUP and (method := method_of(name)) is not None:
-        package, config = PACKAGE, OmegaConf.create(recipe_text(method))
+    elif group == GROUP and (text := text_of(name)) is not None:
+        package, config = PACKAGE, OmegaConf.create(text)
     else:
         return None
     if package != PACKAGE:

@@ -6,7 +6,6 @@ outlines are in the user's cache folder, under a hash of the configs' texts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -15,9 +14,7 @@ from mecha_exp.architectures.components import Beginnings
 from mecha_exp.architectures.config import ModelConfig
 from mecha_exp.architectures.keys import HasShape
 from mecha_exp.architectures.lora import AdapterConfig, is_key_of
-from mecha_exp.documents import parse_json
-from mecha_exp.system.cache import cache_folder, read_checksummed, write_checksummed
-from mecha_exp.system.texts import json_hash
+from mecha_exp.system.cache import made_of
 
 ENOUGH = 0.8
 """The share of a component's keys above which a file has the component, with keys missing."""
@@ -103,14 +100,7 @@ def outlines_of(texts: Iterable[Path], configs: Callable[[], Iterable[ModelConfi
         texts: the files of the configs and layouts.
         configs: reads all configs.
     """
-    folder = cache_folder()
-    content = [FORMAT, *((path.name, path.read_text(encoding="utf-8")) for path in sorted(texts))]
-    digest = json_hash(content)
-    path = folder / f"configs-{digest[:32]}.json" if folder else None
-    cached = read_checksummed(path) if path else None
-    if cached is not None:
-        return {name: Outline(*outline) for name, outline in parse_json(cached).items()}
-    outlines = {config.identifier: outline_of(config) for config in configs()}
-    if path:
-        write_checksummed(path, json.dumps(outlines).encode())
-    return outlines
+    made = made_of(
+        texts, f"configs-{FORMAT}", lambda: {each.identifier: outline_of(each) for each in configs()}
+    )
+    return {name: Outline(*outline) for name, outline in made.items()}

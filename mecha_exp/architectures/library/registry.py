@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.architectures.components import Layout
 from mecha_exp.architectures.config import ModelConfig
@@ -31,7 +32,7 @@ def from_yaml(yaml_config: str, name: str = "the model config") -> ModelConfig:
     Raises:
         ConfigError: everything that is wrong, each with its place.
     """
-    return read_config(yaml_config, name, find_layout, resolve)
+    return read_config(load_yaml(yaml_config, name), name, find_layout, resolve)
 
 
 def register(config: ModelConfig) -> ModelConfig:
@@ -61,7 +62,7 @@ def resolve(identifier: str) -> ModelConfig:
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name in _builtin():
-        return _load(_builtin()[name])
+        return _load(name)
     if formats:
         raise ConfigError(
             f"{identifier!r} has several model configs: {', '.join(sorted(formats))}. Name one."
@@ -108,15 +109,36 @@ def find_layout(name: str) -> Layout:
 
 
 @cache
-def _builtin() -> dict[str, Path]:
-    """The file of each built-in config, by identifier."""
-    return {path.stem: path for path in builtin_folder().glob("*.yaml")}
+def _builtin() -> dict[str, Path | dict[str, Any]]:
+    """The file of each built-in config by identifier, or what a list of several configs says of it."""
+    files = {path.stem: path for path in builtin_folder().glob("*.yaml")}
+    return {**files, **dict(_transformers()), **dict(_adapters())}
+
+
+def _transformers() -> Iterator[tuple[str, dict[str, Any]]]:
+    for prefix, layouts in _list("transformers").items():
+        for identifier, layout in layouts.items():
+            diffuser = {"prefix": prefix, "aliases": {prefix: ""}, "layout": layout}
+            yield identifier, {"family": "diffuser", "components": {"diffuser": diffuser}}
+
+
+def _adapters() -> Iterator[tuple[str, dict[str, Any]]]:
+    for entry in _list("adapters"):
+        about = {name: entry[name] for name in ("prefix", "names") if name in entry}
+        for base in entry["bases"]:
+            yield f"{base}{entry['suffix']}", {"adapter": {"base": base, **about}}
+
+
+def _list(name: str) -> Any:
+    """A list of several configs: those that differ in a word or two."""
+    path = builtin_folder() / "lists" / f"{name}.yaml"
+    return load_yaml(path.read_text(encoding="utf-8"), path.name)
 
 
 @cache
 def _builtin_outlines() -> Outlines:
     texts = builtin_folder().rglob("*.yaml")
-    return outlines_of(texts, lambda: map(_load, _builtin().values()))
+    return outlines_of(texts, lambda: map(_load, _builtin()))
 
 
 @cache
@@ -137,8 +159,11 @@ def small_files(identifier: str) -> dict[str, Path]:
 
 
 @cache
-def _load(path: Path) -> ModelConfig:
-    return from_yaml(path.read_text(encoding="utf-8"), path.name)
+def _load(identifier: str) -> ModelConfig:
+    known = _builtin()[identifier]
+    if isinstance(known, Path):
+        return from_yaml(known.read_text(encoding="utf-8"), known.name)
+    return read_config({"identifier": identifier, **known}, identifier, find_layout, resolve)
 
 
 @cache

@@ -43,16 +43,15 @@ FindLayout = Callable[[str], Layout]
 FindConfig = Callable[[str], ModelConfig]
 
 
-def read_config(text: str, name: str, layouts: FindLayout, configs: FindConfig) -> ModelConfig:
-    """Read a config from YAML; ConfigError with everything that is wrong in it.
+def read_config(content: Any, name: str, layouts: FindLayout, configs: FindConfig) -> ModelConfig:
+    """Read a config from what YAML holds; ConfigError with everything that is wrong in it.
 
     Args:
-        text: the YAML.
+        content: of the YAML.
         name: how messages call it, such as its file.
         layouts: finds the layout that a component names; ConfigError where there is none.
         configs: finds the config of the models that LoRA files are for.
     """
-    content = load_yaml(text, name)
     reader = _Reader(name, layouts)
     if isinstance(content, Mapping) and "adapter" in content:
         return reader.adapter(content, configs)

@@ -14,7 +14,7 @@ Definition: TypeAlias = Function | ast.ClassDef
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 _PLANNED = ("arranges", "reads", "reads_rows", "statistics", "measured", "paper_keys", "empty")
-_DROPPED = {"Parameter": ("help",), "merge_method": _PLANNED, "factor": _PLANNED}
+_DROPPED = {"Parameter": ("help",), "merge_method": (*_PLANNED, "title", "base"), "factor": _PLANNED}
 """Keywords of declarations that change no number; what a view arranges is hashed with the view."""
 
 

@@ -1,4 +1,4 @@
-"""Every file under conf/ composes, and every recipe is the formula that its name promises."""
+"""Every option composes, and every recipe is the formula that its name promises."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mecha_exp import truncate_kronecker
+from mecha_exp.app.config.compose import composer_of
+from mecha_exp.app.config.method_recipes import titled
+from mecha_exp.app.config.options import option_values
 from mecha_exp.app.preparation import prepare, resolve
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.engine import merge_many
@@ -21,11 +23,12 @@ from mecha_exp.random import uniforms
 
 CONF = Path(__file__).parents[3] / "conf"
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
-OPTIONS = sorted(
+FILES = sorted(
     (path.parent.relative_to(CONF).as_posix(), path.stem)
     for path in CONF.glob("**/*.yaml")
     if path.parent != CONF and not path.is_relative_to(CONF / "hydra")
 )
+OPTIONS = FILES + [("recipe", name) for name in titled()]
 OF_FILES = ("align_tokens", "mecha", "mergekit")
 """Recipes that read more than their models' tensors: tokenizers, or another recipe."""
 
@@ -38,8 +41,8 @@ base, *experts = (
 
 
 def composed(*overrides: str):
-    with initialize_config_module("mecha_exp.conf", version_base="1.3"):
-        return compose("config", list(overrides))
+    with composer_of([]) as composer:
+        return composer.compose(overrides)
 
 
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
@@ -50,8 +53,8 @@ def test_every_option_composes(group: str, name: str):
     assert OmegaConf.to_yaml(config)
 
 
-@pytest.mark.parametrize(("group", "name"), OPTIONS)
-def test_every_option_says_what_it_is_in_its_first_lines(group: str, name: str):
+@pytest.mark.parametrize(("group", "name"), FILES)
+def test_every_file_says_what_it_is_in_its_first_lines(group: str, name: str):
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
 
     comments = [line for line in lines if line.startswith("#") and "@package" not in line]
@@ -255,11 +258,11 @@ LEFT_OUT = {
 
 
 def test_the_shootout_has_every_recipe_that_merges_experts_into_a_base():
-    texts = {name: (CONF / "recipe" / f"{name}.yaml").read_text(encoding="utf-8") for name in RECIPES}
+    graphs = {name: str(option_values("recipe", name)) for name in RECIPES}
     of_both = {
         name
-        for name, text in texts.items()
-        if ": ${models.base}" in text and "models: ${models.experts}" in text
+        for name, graph in graphs.items()
+        if "${models.base}" in graph and "'models': '${models.experts}'" in graph
     }
     shootout = OmegaConf.load(CONF / "experiment" / "methods_shootout.yaml")
 

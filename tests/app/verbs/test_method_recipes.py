@@ -1,4 +1,4 @@
-"""`info methods NAME --recipe`: the recipe file that a method begins with, and those in `conf/recipe`."""
+"""Recipes of methods by their signatures, `info methods NAME --recipe`, and the files in `conf/recipe`."""
 
 from pathlib import Path
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 import yaml
 
-from mecha_exp.app.config.method_recipes import recipe_text
+from mecha_exp.app.config.compose import composer_of
+from mecha_exp.app.config.method_recipes import recipe_text, text_of, titled
 from mecha_exp.cli import info
 from mecha_exp.method_api.registry import all_methods, resolve_method
 from mecha_exp.recipe.yaml_reader import TITLE
 
 FILES = sorted((Path(__file__).parents[3] / "conf" / "recipe").glob("*.yaml"))
 OTHERWISE = {
-    "add_difference": {"c", "clamp_to_ab"},
-    "copy_region": {"c"},
+    "add_difference": {"clamp_to_ab"},
     "lines": {"alpha"},
     "passthrough": {"alpha", "scale"},
     "ramplus": {"alpha", "limit", "scale"},
     "ramplus_tl": {"alpha", "limit", "scale"},
-    "rotate": {"alpha", "c"},
+    "rotate": {"alpha"},
     "ties": {"density", "k"},
 }
 """What recipes name otherwise than their method, or leave out, on purpose."""
@@ -50,6 +50,31 @@ def test_a_recipe_has_the_arguments_of_its_method(path: Path):
     assert (config["recipe"].keys() ^ expected["recipe"].keys()) <= apart
     for name in config["recipe"].keys() - models - apart:
         assert config["recipe"][name] == expected["recipe"][name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_says_more_than_the_signature_of_its_method(path: Path):
+    config, made = read(path.read_text()), text_of(path.stem)
+    config["recipe"].pop(TITLE, None)
+
+    assert made is None or config != read(made)
+
+
+def test_the_methods_with_a_title_are_told_without_importing_them():
+    assert titled() == [method.identifier for method in all_methods() if method.title]
+
+
+@pytest.mark.parametrize("name", ["fisher", "iso_c", "stitch", "weighted_sum"])
+def test_a_recipe_by_the_name_of_its_method_is_the_file_that_is_printed(name: str, tmp_path: Path):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(recipe_text(resolve_method(name)))
+
+    with composer_of(["--config-dir", str(tmp_path)]) as composer:
+        own, printed = composer.compose([f"recipe={name}"]), composer.compose(["recipe=mine"])
+        options = composer.options("recipe")
+
+    assert {**own, "hydra": None} == {**printed, "hydra": None}
+    assert {name, "mine", "ties"} <= options
 
 
 @pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.identifier)

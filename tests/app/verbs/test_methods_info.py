@@ -56,7 +56,7 @@ def test_of_a_method_of_a_paper_it_tells_the_link_the_variants_and_how_the_paper
     said = json.loads(told(capsys, "ties", "--json"))
 
     assert said["link"] == "https://arxiv.org/abs/2306.01708"
-    assert said["default"] == "variant=mergekit, recipe=ties: paper, recipe=ties_weighted: mergekit"
+    assert said["default"] == "variant=mergekit, recipe=ties: paper"
     assert said["variants"].startswith("paper: elect=mass")
     assert "sd-mecha" in said["agrees"]
     assert "over the whole model" in said["differs"]

@@ -1,13 +1,10 @@
 """A sweep over recipes in which a hyperparameter means different things says so, before and after."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
+from mecha_exp.app.config.options import option_values
 from mecha_exp.app.sweep.meanings import different_meanings
 
-RECIPES = Path(__file__).parents[3] / "conf" / "recipe"
 ALPHA = (
     "alpha means different things (in ties: strength of the merged task vector; in slerp: part of the way "
     "from a (0) to b (1)). Compare each recipe at its own best alpha, and not rows of equal alpha."
@@ -15,8 +12,7 @@ ALPHA = (
 
 
 def meanings(key: str, *names: str) -> list[str]:
-    values = {name: yaml.safe_load((RECIPES / f"{name}.yaml").read_text()) for name in names}
-    return different_meanings([key], values)
+    return different_meanings([key], {name: option_values("recipe", name) for name in names})
 
 
 @pytest.mark.parametrize(
