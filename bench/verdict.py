@@ -309,7 +309,7 @@ def _row(part: str, kind: int, sweeps: int) -> list[str]:
 
 
 def main() -> None:
-    """Print the tables of docs/verdict.md."""
+    """Print the tables of bench/RESULTS.md about verdicts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sweeps", type=int, default=SWEEPS)
     parser.add_argument("--speed", nargs=3, metavar=("POINTS", "EXAMPLES", "TASKS"), type=int)

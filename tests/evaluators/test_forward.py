@@ -456,8 +456,9 @@ def test_a_saved_merge_of_language_models_agrees_as_transformers_says(llamas, tm
 
 @pytest.mark.heavy
 def test_the_command_of_the_page_runs(tmp_path: Path, as_a_user):
-    page = (Path(__file__).parents[2] / "docs/evaluators-forward.md").read_text()
-    (program,) = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs/evaluators.md").read_text()
+    blocks = re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (program,) = (block for block in blocks if "def make" in block)
     (command,) = re.findall(r"^```bash\npython -m mecha_exp (.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "net.py").write_text(program)
     for seed, name in enumerate("ab"):

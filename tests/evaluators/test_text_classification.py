@@ -389,8 +389,8 @@ def test_what_does_not_fit_is_said_before_anything_is_merged(root: Path, tmp_pat
 
 @pytest.mark.heavy
 def test_the_command_of_the_page_runs(root: Path, tmp_path: Path, as_a_user):
-    page = (Path(__file__).parents[2] / "docs/evaluators-glue.md").read_text()
-    (command,) = re.findall(r"^```bash\npython -m mecha_exp (.*?)^```", page, re.MULTILINE | re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs/evaluators-language.md").read_text()
+    (command,) = re.findall(r"^python -m mecha_exp (experiment=glue .*)$", page, re.MULTILINE)
     for name, source in (("bert", "a"), ("rte", "b"), ("mrpc", "merged")):
         shutil.copytree(root / source, tmp_path / name)
     for part in ("validation", "test", "heads"):

@@ -10,7 +10,7 @@ from buckets import Answer
 from mecha_exp.app.workbench import _workbench
 from mecha_exp.runs.query import find_runs
 
-PAGE = Path(__file__).parents[3] / "docs" / "studies.md"
+PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
 COMMAND = next(
     line.removeprefix("python -m mecha_exp ").split()
     for line in PAGE.read_text(encoding="utf-8").splitlines()
