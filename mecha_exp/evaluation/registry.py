@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mecha_exp.entry_points import announced, load
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.declaration import (
     DIRECTIONS,
@@ -25,7 +26,6 @@ from mecha_exp.evaluation.declaration import (
     Shapes,
     metric_problem,
 )
-from mecha_exp.system.entry_points import announced, load
 
 DEMOS = ("digits", "mini8")
 """The evaluators of the bundled models, among which `auto` chooses."""

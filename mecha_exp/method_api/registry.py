@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from mecha_exp.entry_points import announced, load
 from mecha_exp.errors import RecipeError, did_you_mean
-from mecha_exp.system.entry_points import announced, load
 
 if TYPE_CHECKING:
     from mecha_exp.method_api.method import MergeMethod

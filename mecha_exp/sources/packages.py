@@ -16,8 +16,8 @@ import functools
 import sys
 from pathlib import Path
 
+from mecha_exp.entry_points import entry_points, search_path
 from mecha_exp.errors import CheckpointError, did_you_mean
-from mecha_exp.system.entry_points import entry_points, search_path
 
 GROUP = "mecha_exp.models"
 """The group of the entry points by which a package says that it carries models."""

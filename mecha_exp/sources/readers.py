@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 
 from mecha_exp.checkpoint import open_stored
+from mecha_exp.entry_points import announced, load
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.views import Reading, View
 from mecha_exp.sources.source import Source
-from mecha_exp.system.entry_points import announced, load
 
 GROUP = "mecha_exp.readers"
 

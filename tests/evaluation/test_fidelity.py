@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from mecha_exp import evaluator
+from mecha_exp.entry_points import announced
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation import Evaluation, registry
 from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, read_fidelity
 from mecha_exp.evaluation.racing.fidelity import bracket_of
 from mecha_exp.evaluation.registry import all_evaluators
-from mecha_exp.system.entry_points import announced
 
 NAMES = [f"point {number}" for number in range(400)]
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from mecha_exp import evaluator
+from mecha_exp.entry_points import announced
 from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation import Context, Measurement, read_scoring
 from mecha_exp.evaluation.isolation.pool import _environment, close_pools, evaluation_pool, read_workers
 from mecha_exp.evaluation.isolation.shared_model import shared
 from mecha_exp.evaluation.registry import GROUP, all_evaluators
 from mecha_exp.plugins import load_plugins
-from mecha_exp.system.entry_points import announced
 
 PLUGIN = '''
 import os, time

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import mecha_exp
 from mecha_exp import ConfigError
-from mecha_exp.system.entry_points import announced
+from mecha_exp.entry_points import announced
 
 REPOSITORY = Path(mecha_exp.__file__).parents[1]
 READER = """

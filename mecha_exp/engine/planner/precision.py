@@ -48,7 +48,7 @@ def coarser_output(
     decoded: Collection[ModelNode],
     stored_as: Callable[[KeyClass], str | None],
 ) -> Iterator[str]:
-    """Keys of an output whose dtype nobody chose, and that is coarser than that of a model that is merged.
+    """Keys of an output that have the first input's dtype, and another model's is finer.
 
     Args:
         stored_as: the dtype that the output gets from its first input; None where it is chosen.
