@@ -1,15 +1,14 @@
-"""Runs a program on small keys of one size at once: bit for bit what it gives for each of them.
+"""Runs a program on many small keys at once: bit for bit what it gives for each of them.
 
 Their tensors lie one after another, and torch computes all of them in one call. That is right only where an
 entry is computed from the entries at its place and from small values, by operations that round alike at every
-place of a tensor (see `compiler/ops.py`). A reduction takes the keys as the rows of a matrix, each in the
-order in which it is taken of a key alone. Small values are computed from others for one key after another,
-and each key has the draws that belong to its name.
+place of a tensor (see `compiler/ops.py`). A reduction takes keys of one size as the rows of a matrix, each in
+the order in which it is taken of a key alone. Small values are computed from others for one key after
+another, and each key has the draws that belong to its name.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +47,7 @@ def can_be_stacked(program: Program) -> bool:
 
 def run_stacked(
     program: Program,
-    keys: Sequence[Tile],
+    counts: Mapping[str, int],
     leaves: Mapping[Node, torch.Tensor],
     known: Mapping[Node, torch.Tensor],
 ) -> list[Any]:
@@ -58,22 +57,23 @@ def run_stacked(
 
     Args:
         program: of which `can_be_stacked`, and whose passes can be traced.
-        keys: all of each key.
+        counts: the elements of each key; as many of each if there are reductions or draws.
         leaves: of each model the tensors, one after another, flat.
         known: the numbers of the whole model.
 
     Raises:
         MergeError: a method failed, or cannot be run so.
     """
-    return _StackedKeys(program, keys, {**leaves, **known}).run()
+    return _StackedKeys(program, counts, {**leaves, **known}).run()
 
 
 class _StackedKeys:
-    def __init__(self, program: Program, keys: Sequence[Tile], leaves: Mapping[Node, torch.Tensor]) -> None:
-        self._program, self._keys = program, keys
-        self._rows = len(keys), keys[0].stop
-        count = math.prod(self._rows)
-        self._tile = Tile(f"{keys[0].name} to {keys[-1].name}", 0, count, (count,))
+    def __init__(
+        self, program: Program, counts: Mapping[str, int], leaves: Mapping[Node, torch.Tensor]
+    ) -> None:
+        self._program, self._names = program, list(counts)
+        self._rows = len(counts), counts[self._names[0]]  # of reductions and draws
+        self._tile = _all_of(f"{self._names[0]} to {self._names[-1]}", sum(counts.values()))
         self._values: dict[Node, Any] = dict(leaves)  # tiles, and small values that all keys have in common
         self._of_each: dict[Node, torch.Tensor] = {}  # small values, [keys, ...]
 
@@ -97,8 +97,8 @@ class _StackedKeys:
                 known = self._program.calls[node].hyperparameters
                 self._of_each[node] = of_rows(node, terms, known, self._program.dtype)
         elif node.method is uniform:
-            names, (_, count) = [key.name for key in self._keys], self._rows
-            drawn = uniforms_of_keys(names, count, **self._program.calls[node].hyperparameters)
+            known = self._program.calls[node].hyperparameters
+            drawn = uniforms_of_keys(self._names, self._rows[1], **known)
             self._values[node] = torch.from_numpy(drawn.reshape(-1)).to(self._program.dtype)
         elif self._program.extents[node] is Extent.TILE:
             result = self._program.calls[node](self._beside_tiles(node), self._tile)
@@ -124,12 +124,16 @@ class _StackedKeys:
 
     def _small_of_each(self, node: MergeNode) -> Iterator[torch.Tensor]:
         of_each = {child: self._of_each[child].unbind() for child in node.children if child in self._of_each}
-        for number, key in enumerate(self._keys):
+        for number, name in enumerate(self._names):
             own = {child: values[number] for child, values in of_each.items()}
-            yield self._small(node, key, {**self._values, **own})
+            yield self._small(node, _all_of(name, self._rows[1]), {**self._values, **own})
 
     def _small(self, node: MergeNode, key: Tile, values: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         return self._program.calls[node](values, key).to(torch.float64)
+
+
+def _all_of(name: str, count: int) -> Tile:
+    return Tile(name, 0, count, (count,))
 
 
 def of_rows(

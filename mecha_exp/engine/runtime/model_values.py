@@ -36,7 +36,7 @@ from mecha_exp.engine.runtime.buffers import Scratch
 from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.key_tasks import ComputeKey
 from mecha_exp.engine.runtime.scheduler import KeyTask, Scheduler
-from mecha_exp.engine.runtime.small_keys import StackedKeys, in_groups
+from mecha_exp.engine.runtime.small_keys import ComputeTogether, in_groups
 from mecha_exp.errors import MergeError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 
@@ -195,7 +195,7 @@ class _CountedKey(ComputeKey):
                 self._tally.add(root, self._key.key, self._values[root])
 
 
-class _CountedKeys(StackedKeys):
+class _CountedKeys(ComputeTogether):
     """Small keys that add to numbers of the whole model."""
 
     def __init__(self, keys: Sequence[KeyPlan], context: MergeContext, tally: _Tally) -> None:

@@ -1,9 +1,8 @@
 """Small keys that are computed together, as one tensor.
 
 A tensor of ten elements takes torch a few microseconds, and all the work around it hundreds. So small keys
-of one program are read, computed and written together, and then recorded together. Where one pass does it,
-they are joined to one long key, for which there may be a compiled loop. Where reductions come first, or draws
-belong to the names of keys, those of one size are stacked (see `ir/stacked_keys.py`).
+of one program are read, computed and written together, and then recorded together (see `ir/stacked_keys.py`).
+Where reductions come first, or draws belong to the names of keys, these have one size.
 
 This gives the same bytes only where a program computes every entry from those at its place and from small
 values, with operations that round alike at every place of a tile. After an error or a value that is not
@@ -13,37 +12,31 @@ finite, the keys are made again one by one: then the message names the key.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
-from mecha_exp.checkpoint import TensorInfo, round_to, torch_dtype
+from mecha_exp.checkpoint import round_to, torch_dtype
 from mecha_exp.engine.compiler.ops import OPERATIONS
 from mecha_exp.engine.compiler.trace import Computed, Trace
 from mecha_exp.engine.compiler.tracer import trace_program
-from mecha_exp.engine.devices import CPU
 from mecha_exp.engine.ir.program import Program
 from mecha_exp.engine.ir.stacked_keys import can_be_stacked, run_stacked
 from mecha_exp.engine.options import EngineOptions
 from mecha_exp.engine.planner.keys.key_plan import KeyPlan, Structure
 from mecha_exp.engine.runtime.buffers import Scratch, widen
-from mecha_exp.engine.runtime.context import MergeContext, MergeStats
-from mecha_exp.engine.runtime.kernels import Kernels
+from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.key_pass import peaks_of
 from mecha_exp.engine.runtime.key_tasks import tasks_of
 from mecha_exp.engine.runtime.overflow import overflows_from
 from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
-from mecha_exp.engine.sinks import NoSink
 from mecha_exp.errors import MechaError, MergeError
 from mecha_exp.graph.nodes import Node
 from mecha_exp.method_api.method import Reduction
 from mecha_exp.random import uniform
-from mecha_exp.sources.source import Source, SourceView
 
 MANY = 64
 """The keys of a program from which on it is worth finding out whether they can be computed together."""
@@ -67,11 +60,10 @@ _Kind: TypeAlias = tuple[object, ...]
 def small_tasks(keys: Iterable[KeyPlan], context: MergeContext) -> Iterator[KeyTask]:
     """The tasks of small keys: those of one kind together, where that gives the same bytes."""
     for group in in_groups(keys, context.plan.structures, context.plan.options):
-        program = group[0].program
-        if len(group) == 1 or program is None:
+        if len(group) == 1:
             yield from tasks_of(group[0], context)
         else:
-            yield (StackedKeys if _depends_on_keys(program) else JoinedKeys)(group, context)
+            yield ComputeTogether(group, context)
 
 
 def in_groups(
@@ -181,8 +173,8 @@ def _is_by_place(small: Any, dtype: torch.dtype) -> bool:
     return is_alike and all(_is_by_place(operand, dtype) for operand in small.args)
 
 
-class ComputeTogether(KeyTask, ABC):
-    """Several small keys, computed as one."""
+class ComputeTogether(KeyTask):
+    """Several small keys, computed side by side."""
 
     def __init__(self, keys: Sequence[KeyPlan], context: MergeContext) -> None:
         self.keys = keys
@@ -218,41 +210,8 @@ class ComputeTogether(KeyTask, ABC):
         self._put(results)
         return True
 
-    @abstractmethod
     def _compute(self, scratch: Scratch) -> Any:
-        """The results of all keys; raises MechaError where some are not finite."""
-
-    def _put(self, results: Any) -> None:
-        """Write what each job has of the keys, one after another."""
-        for job, values in results.items():
-            self._context.sinks[job].write_together(self._counts, values)
-
-    @cached_property
-    def _counts(self) -> dict[str, int]:
-        """The elements of each key."""
-        return {key.key: key.numel for key in self.keys}
-
-
-class JoinedKeys(ComputeTogether):
-    """Keys of any sizes, computed in one pass as one long key."""
-
-    def _compute(self, scratch: Scratch) -> Mapping[int, torch.Tensor]:
-        first, *_, last = self.keys
-        count = sum(self._counts.values())
-        joined = KeyPlan(f"{first.key} to {last.key}", _joined(self._structure, count))
-        sinks = {job: _JoinedSink() for job in self._context.sinks}
-        context = _joined_context(self._context, joined, self._counts, sinks)
-        for task in tasks_of(joined, context):
-            _run_through(task, scratch)
-        if context.stats.nonfinite:
-            raise _not_finite()
-        return {job: sink.values for job, sink in sinks.items() if sink.values is not None}
-
-
-class StackedKeys(ComputeTogether):
-    """Keys of one size, computed side by side."""
-
-    def _compute(self, scratch: Scratch) -> Mapping[int, torch.Tensor]:
+        """The values of all keys for each job; raises MechaError where some are not finite."""
         structure, roots = self._structure, self._roots(scratch)
         results = [roots[output.root] for output in structure.outputs]
         values = {}
@@ -277,8 +236,17 @@ class StackedKeys(ComputeTogether):
         is_checked = self._context.plan.options.on_nonfinite == "error"
         if is_checked and not all(map(math.isfinite, peaks_of([*leaves.values()]))):
             raise _not_finite()
-        keys = [key.parts[0] for key in self.keys]
-        return run_stacked(program, keys, leaves, self._context.model_values)
+        return run_stacked(program, self._counts, leaves, self._context.model_values)
+
+    def _put(self, results: Any) -> None:
+        """Write what each job has of the keys, one after another."""
+        for job, values in results.items():
+            self._context.sinks[job].write_together(self._counts, values)
+
+    @cached_property
+    def _counts(self) -> dict[str, int]:
+        """The elements of each key."""
+        return {key.key: key.numel for key in self.keys}
 
 
 def _not_finite() -> MergeError:
@@ -292,64 +260,3 @@ def _run_through(task: KeyTask, scratch: Scratch) -> None:
         for tile in tiles:
             tile(scratch)
             scratch.settle()
-
-
-def _joined(structure: Structure, count: int) -> Structure:
-    """The structure of several keys as one of so many elements."""
-    assert structure.program is not None
-    models, shape = structure.program.stages[0].passes[0].models, (count,)
-    dtypes = {model: structure.stored[model].dtype for model in models}
-    stored = {model: TensorInfo.made(dtype, shape) for model, dtype in dtypes.items()}
-    return replace(structure, shape=shape, stored=stored)
-
-
-def _joined_context(
-    context: MergeContext, joined: KeyPlan, sizes: Mapping[str, int], sinks: Mapping[int, _JoinedSink]
-) -> MergeContext:
-    """A merge of one key that stands for several; what is counted in it is not counted in the whole merge."""
-    sources = {
-        model: _JoinedSource(context.plan.sources[model], joined.key, info, [*sizes])
-        for model, info in joined.structure.stored.items()
-    }
-    plan = replace(context.plan, sources=sources, options=replace(context.plan.options, device=CPU))
-    return replace(
-        context,
-        plan=plan,
-        sinks=sinks,
-        stats=MergeStats(),
-        progress=lambda key, nbytes: None,
-        kernels=Kernels(plan),
-    )
-
-
-class _JoinedSource(SourceView):
-    """A model of one key: some keys of another one, one after another."""
-
-    def __init__(self, original: Source, key: str, info: TensorInfo, keys: Sequence[str]) -> None:
-        super().__init__(original)
-        self._key, self._info, self._keys = key, info, keys
-
-    def keys(self) -> Collection[str]:
-        return (self._key,)
-
-    def info(self, key: str) -> TensorInfo:
-        return self._info
-
-    def read_bytes_into(self, key: str, start: int, view: memoryview) -> None:
-        self._original.read_together(self._keys, view)
-
-    def region(self, key: str) -> None:
-        return None
-
-
-class _JoinedSink(NoSink):
-    """Holds what the joined key has in an output until all went well: a writer takes each byte once.
-
-    Attributes:
-        values: of all keys, one after another; None where nothing was written.
-    """
-
-    values: torch.Tensor | None = None
-
-    def write(self, key: str, start: int, values: torch.Tensor) -> None:
-        self.values = values.clone()  # the next output has the same memory
