@@ -123,7 +123,8 @@ def test_the_wheel_carries_the_licence(wheel):
 def test_the_version_is_the_same_everywhere(wheel):
     [distribution] = metadata.distributions(name="mecha_exp", path=[str(wheel)])
 
-    assert mecha_exp.__version__ == distribution.version == PROJECT["project"]["version"]
+    assert mecha_exp.__version__ == distribution.version
+    assert f"\n## [{distribution.version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_installed_wheel_is_what_runs(installed, tmp_path):
@@ -154,6 +155,21 @@ def test_the_console_script_helps(installed, tmp_path):
     assert answer.returncode == 0, answer.stderr
     assert "recipe=ties" in answer.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.heavy
+def test_the_container_runs_the_demo(tmp_path):
+    builder = next((name for name in ("docker", "podman") if shutil.which(name)), None)
+    if builder is None or subprocess.run([builder, "info"], capture_output=True, timeout=60).returncode:
+        pytest.skip("no program that builds containers answers")
+
+    subprocess.run(
+        [builder, "build", "-f", "Containerfile", "-t", "mecha_exp_test", "."], cwd=ROOT, check=True
+    )
+    mount = ["-v", f"{tmp_path}:/work", "mecha_exp_test"]
+    subprocess.run([builder, "run", "--rm", *mount, "alpha=0.3,0.5", "output=none", "-m"], check=True)
+
+    assert len([*tmp_path.glob("outputs/multiruns/*/sweep.csv")]) == 1
 
 
 @pytest.mark.parametrize("has_environment", [True, False])
