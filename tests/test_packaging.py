@@ -182,7 +182,8 @@ def test_a_python_without_our_packages_says_what_to_type(tmp_path, has_environme
         activate.touch()
 
     command = [sys.executable, "-S", "-m", "mecha_exp", "recipe=ties"]  # without site-packages
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
     cure = f"source '{activate}'" if has_environment else f"cd '{folder}' && "
     assert answer.returncode == 1 and "Traceback" not in answer.stderr

@@ -26,6 +26,7 @@ __all__ = ["images"]
 
 TASK = "pictures"
 """The name of the one task, whose examples are the pictures."""
+DISTANCE = "distance"
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -155,9 +156,11 @@ def images(
             theirs = drawing.of_input(name, path, context)
             rows[name] = np.array([distance(a, b) for a, b in zip(arrays, theirs, strict=True)])
         metrics |= {f"distance/{name}": float(row.mean()) for name, row in rows.items()}
-        scores["distance"] = -np.mean([*rows.values()], axis=0)
+        scores[DISTANCE] = -np.mean([*rows.values()], axis=0)
     names = [shot.name for shot in shots]
-    main = next(iter(scores.values()))
-    outcomes = Outcomes({TASK: main}, examples={TASK: names}, clusters={TASK: words})
     files = {f"{name}.png": png(array) for name, array in zip(names, arrays, strict=True)}
+    name, main = next(iter(scores.items()))
+    if name == DISTANCE:  # a number to sort by, which tells nothing of quality: nothing is concluded from it
+        return Measurement({**metrics, "score": float(main.mean())}, files=files)
+    outcomes = Outcomes({TASK: main}, examples={TASK: names}, clusters={TASK: words})
     return Measurement(metrics, outcomes, files)
