@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mecha_exp.errors import ConfigError
@@ -159,8 +160,13 @@ def images(
         scores[DISTANCE] = -np.mean([*rows.values()], axis=0)
     names = [shot.name for shot in shots]
     files = {f"{name}.png": png(array) for name, array in zip(names, arrays, strict=True)}
+
+    def by_picture(values: NDArray[np.float64]) -> Outcomes:
+        return Outcomes({TASK: values}, examples={TASK: names}, clusters={TASK: words})
+
     name, main = next(iter(scores.items()))
-    if name == DISTANCE:  # a number to sort by, which tells nothing of quality: nothing is concluded from it
-        return Measurement({**metrics, "score": float(main.mean())}, files=files)
-    outcomes = Outcomes({TASK: main}, examples={TASK: names}, clusters={TASK: words})
-    return Measurement(metrics, outcomes, files)
+    if name != DISTANCE:
+        return Measurement(metrics, by_picture(main), files)
+    # A number to sort by, which tells nothing of quality: without outcomes of it nothing is concluded.
+    metrics |= {"score": float(main.mean()), DISTANCE: -float(main.mean())}
+    return Measurement(metrics, None, files, {DISTANCE: by_picture(-main)})

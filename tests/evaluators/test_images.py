@@ -68,8 +68,10 @@ def test_pictures_are_those_of_the_saved_pipeline_and_distances_follow(folder, b
     assert measurement.metrics["score"] == pytest.approx(-to_both / 2)
     assert again.metrics["distance/a"] == 0
     assert again.metrics["score"] == pytest.approx(-again.metrics["distance/b"] / 2)
-    assert measurement.outcomes is not None
-    assert measurement.outcomes.clusters["pictures"].tolist() == [p for p in PROMPTS for _ in range(2)]
+    assert measurement.outcomes is None  # distances are not quality, and nothing is concluded from them
+    by_picture = measurement.further["distance"]
+    assert by_picture.clusters["pictures"].tolist() == [p for p in PROMPTS for _ in range(2)]
+    assert by_picture.values["pictures"].mean() == pytest.approx(to_both / 2)
 
 
 def test_schedulers_are_those_of_diffusers(folder):
@@ -218,7 +220,7 @@ def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
 def test_a_gpu_gets_the_networks_of_the_next_point_beforehand(folder, monkeypatch):
     from mecha_exp.evaluators.common import ModelFolder
     from mecha_exp.evaluators.common.transfers import expect
-    from mecha_exp.evaluators.pictures.pipelines import pipeline
+    from mecha_exp.evaluators.pictures.pipelines import _pipeline, pipeline
 
     gpu = torch.device(simulated_gpu.NAME)
     transfers = Counting(gpu)
@@ -236,3 +238,4 @@ def test_a_gpu_gets_the_networks_of_the_next_point_beforehand(folder, monkeypatc
                         assert torch.equal(tensor.cpu(), point[f"{part}.{name}"])
                 if not number:
                     expect(points[1])
+    _pipeline.cache_clear()  # it keeps tensors of that device, which other tests do not have

@@ -62,7 +62,7 @@ def test_the_documented_command_draws_a_sheet_with_labels_and_scores(models, as_
     for page in pages[:4]:
         assert page.columns == ALPHAS
         assert page.rows == ["recipe=task_arithmetic", "recipe=ties"]
-        assert all(re.fullmatch(r"score -\d+(\.\d+)?", caption) for caption in page.captions.values())
+        assert all(re.fullmatch(r"distance \d+(\.\d+)?", caption) for caption in page.captions.values())
     assert pages[0].heading == "01 a photo of a cat seed 0"
     assert (pages[4].heading, pages[4].columns) == ("the inputs", ["drawings", "photos", "pipeline"])
     with Image.open(sweep / "sweep-xyz.png") as sheet:
