@@ -215,8 +215,7 @@ def macro_bounds(
         alike = (means <= _EQUAL) | (means >= 1 - _EQUAL) if binary else np.zeros(len(means), dtype=bool)
         below += np.where(alike, ((means - task_low) / len(tasks)) ** 2, 0)
         above += np.where(alike, ((task_high - means) / len(tasks)) ** 2, 0)
-    low = np.where(low > values, low, values - np.sqrt(below))
-    high = np.where(high < values, high, values + np.sqrt(above))
+    low, high = values - np.sqrt(below), values + np.sqrt(above)
     if all(binary for _, _, binary in tasks):
         return np.clip(low, 0, 1), np.clip(high, 0, 1)
     return low, high

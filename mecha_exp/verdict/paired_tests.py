@@ -191,7 +191,7 @@ def detectable_difference(
         more = float(sizes[0])
     elif level * (flips + 1) < _DRAWS_FOR_A_LEVEL:
         tail = level / (2 * _GAUSSIAN_FACTOR)
-    needed, wanted = -float(ndtri(tail)), more + float(ndtri(power)) * math.sqrt(spread)
+    needed, wanted = float(ndtri(tail)), more + float(ndtri(power)) * math.sqrt(spread)
     share = needed**2 / panel.effective_clusters
     if share >= 1:
         return math.inf
