@@ -121,12 +121,18 @@ def candidates_of(results: Results, models: Sequence[ModelOutcomes]) -> list[Can
             _of_metric(by_number.get(numbers[id(record)]), results),
             label,
             _numbers(results, record.metrics),
-            draws="seed" in record.parameters or SEED_PATH in record.parameters,
+            draws=_draws(record),
         )
         for setting in results.ranked
         if setting.name not in twins
         for label, record in _replicates(results, setting).items()
     ]
+
+
+def _draws(record: Record) -> bool:
+    """Whether a point's method draws numbers; one that may drop entries draws none where it drops nothing."""
+    drops = record.parameters.get("drop") != 0  # as KnOTS, whose default is 0
+    return drops and ("seed" in record.parameters or SEED_PATH in record.parameters)
 
 
 def _twins(results: Results) -> dict[str, str]:

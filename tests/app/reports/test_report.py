@@ -567,3 +567,11 @@ def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
     rows = list(csv.DictReader(io.StringIO(text.getvalue())))[: len(records)]
     assert [row["word"] for row in rows] == ["'=1+2", "'@x", "'+cmd", "'-a", "plain"]
     assert {row[str(records[0].metric)] for row in rows} == {"-0.5"}
+
+
+@pytest.mark.parametrize("recipe, more, draws", [("knots", (), False), ("knots", ("drop=0.1",), True)])
+def test_only_a_method_that_draws_numbers_is_said_to_have_one_seed(app, folder, recipe, more, draws):
+    outcome = app(f"recipe={recipe}", "alpha=0.5,0.8", *more, "output=none", "-m")
+
+    assert outcome.status == 0
+    assert ("was drawn with one seed" in " ".join(outcome.out.split())) == draws
