@@ -12,7 +12,7 @@ from mecha_exp.verdict import Candidate, conclude
 from mecha_exp.verdict.choice import LEVEL
 from mecha_exp.verdict.comparisons import columns
 from mecha_exp.verdict.normalisation import guess_experts
-from mecha_exp.verdict.paired_tests import paired_p_values
+from mecha_exp.verdict.paired_tests import detectable_difference, paired_p_values
 from mecha_exp.verdict.panel import Panel
 from mecha_exp.verdict.sources import variance_sources
 from mecha_exp.verdict.why.components import variance_shares
@@ -136,3 +136,14 @@ def test_comparisons_of_the_chosen_point_are_found_by_its_name():
 
     assert len(verdict.chosen_against("base")) == 1
     assert read_again.chosen_against("base") == verdict.chosen_against("base")
+
+
+def test_a_difference_is_harder_to_detect_where_drawn_signs_are_too_coarse_for_the_level():
+    """20 draws lie below the level on average from flips + 1 = 20 / level on; of fewer a bound is asked."""
+    random = np.random.default_rng(0)
+    data = panel(random.normal(0, 1, 60), random.normal(0, 1, 60))
+
+    def detectable(flips: int) -> float:
+        return detectable_difference(data, 0, 1, level=0.05, power=0.8, flips=flips)
+
+    assert detectable(398) == detectable(199) == detectable(99) > detectable(399) == detectable(9_999)
