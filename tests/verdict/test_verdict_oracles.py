@@ -1,6 +1,7 @@
 """Numbers of verdicts beside formulas of textbooks that are written out here."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,8 @@ from mecha_exp.verdict.paired_tests import detectable_difference, paired_p_value
 from mecha_exp.verdict.panel import Panel
 from mecha_exp.verdict.sources import variance_sources
 from mecha_exp.verdict.why.components import variance_shares
+from mecha_exp.verdict.why.noise import chance_of_keys
+from mecha_exp.verdict.why.shapley import EXACT_PLAYERS, shapley
 
 
 @pytest.mark.parametrize("levels", [*itertools.product((2, 3, 4, 5), repeat=2)], ids=str)
@@ -147,3 +150,22 @@ def test_a_difference_is_harder_to_detect_where_drawn_signs_are_too_coarse_for_t
         return detectable_difference(data, 0, 1, level=0.05, power=0.8, flips=flips)
 
     assert detectable(398) == detectable(199) == detectable(99) > detectable(399) == detectable(9_999)
+
+
+def test_orders_that_leave_the_statistic_as_it_is_count_as_chance():
+    """Of two values any order has the same distances, so no p-value can be below 1."""
+    assert chance_of_keys({"k": [0.1, 0.7]}, [0.3, 0.9]) == {"k": 1.0}
+    assert chance_of_keys({"k": ["a", "b"]}, [1 / 3, 0.1]) == {"k": 1.0}
+
+
+def test_shapley_values_of_all_coalitions_are_exact_for_any_number_of_players():
+    """With v(S) = (the sum of the members)^2, a player of worth m has m times the sum of all."""
+    players = [f"p{number}" for number in range(1, EXACT_PLAYERS + 2)]
+    worth = {player: float(number) for number, player in enumerate(players, 1)}
+    groups = [frozenset(g) for size in range(len(players) + 1) for g in itertools.combinations(players, size)]
+
+    values = shapley({group: sum(worth[p] for p in group) ** 2 for group in groups}, players)
+
+    total = sum(worth.values())
+    assert {p: v.value for p, v in values.items()} == pytest.approx({p: worth[p] * total for p in players})
+    assert all(math.isnan(value.low) for value in values.values())
