@@ -102,7 +102,9 @@ def test_keys_that_are_taken_from_one_input_alone_are_said(tmp_path: Path):
     without = write(tmp_path, "without", w=w)
 
     (said,) = warnings(m.task_arithmetic(base, changed, without), on_missing="base")
-    assert said.startswith("1 key is not in every input and is taken from the first input that has it")
+    assert said.startswith(
+        "1 key is not in every input and is taken from the first input that has such a key"
+    )
     assert said.endswith("without what other inputs changed: v")
 
 

@@ -61,7 +61,7 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
 
 
 def _named(value: Any) -> list[Any]:
-    """The names of a choice, which may be a list; what is not a name within one becomes a mapping."""
+    """The names of a choice, which may be a list; {} stands for what is not a name within one."""
     return [each if isinstance(each, str) else {} for each in value] if isinstance(value, list) else [value]
 
 

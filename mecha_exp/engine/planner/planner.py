@@ -248,8 +248,8 @@ class _Planner:
             self._warn(note)
         if others and self._options.on_missing == "base":
             self._warn(
-                f"{counted(len(others), *of_keys)} taken from the first input that has it, without what "
-                f"other inputs changed: {some(others)}"
+                f"{counted(len(others), *of_keys)} taken from the first input that has such a key, without "
+                f"what other inputs changed: {some(others)}"
             )
         elif others:
             total = sum(bool(s.held[job]) for s in specialised.values())
