@@ -50,9 +50,10 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
                 f"hydra/launcher={name} ran each point by itself, and nothing was shared. Points run in "
                 f"shares now, each one pass of a worker: hydra/launcher={_PER_POINT[str(name)]}, or ray."
             )
-        elif isinstance(name, dict):
+        elif not isinstance(name, str) and not override.is_delete():
+            example = "none" if name is None and "none" in options else min(options)
             problems.add(
-                f"{group}: expected the name of an option, such as {group}={min(options)}. What it sets is "
+                f"{group}: expected the name of an option, such as {group}={example}. What it sets is "
                 f"changed by {group}.KEY=VALUE."
             )
         elif isinstance(name, str) and name not in options:

@@ -337,7 +337,9 @@ def test_names_of_blocks_may_be_quoted_as_in_json(app, models):
 
 
 @pytest.mark.parametrize(
-    "word", ["evaluator=[{name: x}]", "recipe=[1]", "hydra/launcher=[{a: 1}]", "output=[[a]]"]
+    "word",
+    ["evaluator=[{name: x}]", "recipe=[1]", "hydra/launcher=[{a: 1}]", "output=[[a]]"]
+    + [f"{group}={value}" for group in ("recipe", "models", "tracking") for value in ("null", "1", "true,ties")],
 )
 def test_a_choice_that_is_no_name_is_answered_with_one(app, models, word):
     outcome = app("recipe=ties", word, "alpha=0.3")
