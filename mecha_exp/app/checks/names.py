@@ -62,8 +62,10 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
 
 
 def _named(value: Any) -> list[Any]:
-    """The names of a choice, which may be a list; {} stands for what is not a name within one."""
-    return [each if isinstance(each, str) else {} for each in value] if isinstance(value, list) else [value]
+    """The names of a choice, which may be a list; {} stands for what is not a name, and for none of them."""
+    if not isinstance(value, list):
+        return [value]
+    return [each if isinstance(each, str) else {} for each in value] or [{}]
 
 
 def check_removals(overrides: Sequence[Override], composer: Composer, problems: Problems) -> None:
