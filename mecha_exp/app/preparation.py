@@ -44,6 +44,11 @@ class _Settings:
 
     models: _Models | None = None
     engine: dict[str, Any] | None = None
+    blocks: dict[str, Any] | None = None
+    output: dict[str, Any] | None = None
+    evaluator: dict[str, Any] | None = None
+    tracking: dict[str, Any] | None = None
+    sweep: dict[str, Any] | None = None
     hub: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
     store: str | None = None
