@@ -67,7 +67,7 @@ def by_information(
     floored: Parameter(int),
     norms: Small = 1.0,
 ) -> Return(Tensor, "weight"):
-    """sum_i s_i model_i / sum_i s_i, s_i = w_i max(F_i, floor) / norm_i, and s_i = w_i where no F_i is above 0.
+    """sum_i s_i model_i / sum_i s_i, s_i = w_i max(F_i, floor) / norm_i, or w_i where no F_i is above 0.
 
     The first half of the tensors are the models, the second half their F_i. The floor is that of the first
     `floored` models.

@@ -39,15 +39,23 @@ class _Models:
 
 
 @dataclass
+class _Tracking:
+    """What a configuration's `tracking` must be."""
+
+    uri: str | None = None
+    experiment: str | None = None
+
+
+@dataclass
 class _Settings:
-    """What the keys of a configuration must be that have no group of their own."""
+    """What the keys of a configuration must be that nothing else checks."""
 
     models: _Models | None = None
     engine: dict[str, Any] | None = None
     blocks: dict[str, Any] | None = None
     output: dict[str, Any] | None = None
     evaluator: dict[str, Any] | None = None
-    tracking: dict[str, Any] | None = None
+    tracking: _Tracking | None = None
     sweep: dict[str, Any] | None = None
     hub: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
