@@ -13,10 +13,9 @@ import pytest
 from buckets import bucket, s3_client, s3_server  # noqa: F401
 from hypothesis import settings
 from outcome import Outcome
+from programs import ENVIRONMENT
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
-
-REPOSITORY = Path(__file__).parents[1]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,7 +126,7 @@ def as_a_user() -> Callable[..., Outcome]:
     """Runs the application in a process of its own."""
 
     def run(*arguments: str, cwd: Path) -> Outcome:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+        environment = {**ENVIRONMENT, "COLUMNS": "100"}
         command = [sys.executable, "-m", "mecha_exp", *arguments]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180)
         return Outcome(done.returncode, done.stdout, done.stderr)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import ENVIRONMENT
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sweep_folders import only_run
@@ -330,11 +331,10 @@ def test_every_verb_explains_itself(as_a_user, tmp_path, verb):
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port, ending):
     app("output=none", tracked=True)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "mecha_exp", "ui", "--port", str(free_port)]
 
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as server:
         try:
             answer = _first_answer(f"http://127.0.0.1:{free_port}/health")

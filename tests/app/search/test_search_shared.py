@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from programs import printed
 from sweep_folders import records, rows, sweep_of
 from two_experts import INPUTS, write_two_experts
 
@@ -25,7 +26,6 @@ from mecha_exp.errors import ConfigError, StoreError
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
-REPOSITORY = Path(__file__).parents[3]
 SPACE = Space((Dimension("a", low=0, high=1),), {"": {"a": "0"}})
 
 
@@ -202,11 +202,7 @@ def measured(folder: Path) -> list[str]:
 
 def shared(folder: Path, url: str, words: list[str], kills: int, seed: int = 0) -> None:
     """Two processes search together; checks that they end with exactly the trials that were asked for."""
-    program = [sys.executable, str(REPOSITORY / "tests" / "search_sharing.py"), str(folder), str(seed)]
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [*program, str(kills), "2", *words, f"sweep.storage='{url}'"]
-    subprocess.run(command, env=environment, check=True, timeout=400)
+    printed("search_sharing", folder, seed, kills, 2, *words, f"sweep.storage='{url}'")
 
     storage = storage_of(url)
     trials = optuna.load_study(study_name="one", storage=storage).trials

@@ -3,8 +3,6 @@
 import csv
 import json
 import os
-import subprocess
-import sys
 import weakref
 from importlib import import_module, resources
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from programs import printed
 from safetensors.torch import load_file, save_file
 from sweep_folders import records, rows, sweep_of
 from two_experts import without, write_two_experts
@@ -31,7 +30,6 @@ from mecha_exp.runs.outcomes import read_outcomes
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.source import infos_of
 
-REPOSITORY = Path(__file__).parents[3]
 PLUGIN = """
 from pathlib import Path
 from mecha_exp import evaluator, loss
@@ -433,12 +431,9 @@ def _vectors(base, *experts) -> TaskVectors:
 @pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_learning_that_is_killed_again_and_again_gives_the_undisturbed_weights(tmp_path: Path):
-    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py"), str(tmp_path), "0", "8"]
-    command = ["sweep=gradient", "recipe=task_arithmetic", "sweep.by=[expert,block]", "sweep.steps=300"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    words = ["sweep=gradient", "recipe=task_arithmetic", "sweep.by=[expert,block]", "sweep.steps=300"]
 
-    words = [*program, *command, "output=none", "tracking=none"]
-    subprocess.run(words, env=environment, check=True, timeout=400)
+    printed("sweep_killing", tmp_path, 0, 8, *words, "output=none", "tracking=none")
 
     sweeps = [
         next((tmp_path / name / "outputs" / "multiruns").iterdir()) for name in ("undisturbed", "disturbed")
