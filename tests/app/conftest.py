@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from composed import composed_once
 from outcome import Outcome
 from sweep_folders import write_table
 
@@ -24,6 +25,8 @@ def app(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
     """Runs the application in this process; tracking is off unless a test asks for it."""
+
+    monkeypatch.setattr("hydra.compose", composed_once)
 
     def run(*arguments: str, tracked: bool = False) -> Outcome:
         untracked = [] if tracked or (arguments and arguments[0] in VERBS) else ["tracking=none"]
