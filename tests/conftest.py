@@ -135,6 +135,31 @@ def as_a_user() -> Callable[..., Outcome]:
 
 
 @pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Runs the application in this process; tracking is off unless a test asks for it."""
+    from composed import composed_once
+
+    from mecha_exp.cli import VERBS, main
+
+    monkeypatch.setattr("hydra.compose", composed_once)
+
+    def run(*arguments: str, tracked: bool = False, cwd: Path | None = None) -> Outcome:
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        is_told = any(word.startswith("tracking") for word in arguments)
+        untracked = [] if tracked or is_told or (arguments and arguments[0] in VERBS) else ["tracking=none"]
+        monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
 def ray_cluster(free_port: int, plain_interpreter: None) -> Iterator[dict[str, str]]:
     """A cluster of Ray that runs before and after the test's own use of it; its addresses by their kinds."""
     pytest.importorskip("ray")

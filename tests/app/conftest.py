@@ -1,16 +1,13 @@
 """The application, run in this process in a folder of its own."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composed import composed_once
 from outcome import Outcome
 from sweep_folders import write_table
 
 from mecha_exp.app import batch
-from mecha_exp.cli import VERBS, main
 
 
 @pytest.fixture
@@ -21,24 +18,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def app(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Outcome]:
-    """Runs the application in this process; tracking is off unless a test asks for it."""
-
-    monkeypatch.setattr("hydra.compose", composed_once)
-
-    def run(*arguments: str, tracked: bool = False) -> Outcome:
-        untracked = [] if tracked or (arguments and arguments[0] in VERBS) else ["tracking=none"]
-        monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
-        try:
-            status = main()
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err)
-
-    return run
+def app(folder: Path, app: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Runs the application in this process and that folder."""
+    return app
 
 
 @pytest.fixture
