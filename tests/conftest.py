@@ -135,13 +135,23 @@ def as_a_user() -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Runs the application in this process; tracking is off unless a test asks for it."""
+def figures() -> None:
+    """Sweeps end with all their files. Without it `app` leaves out figures and pages, which take seconds."""
+
+
+@pytest.fixture
+def app(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Runs the application in this process; tracking and figures are off unless a test asks for them."""
     from composed import composed_once
+    from sweep_folders import write_table
 
     from mecha_exp.cli import VERBS, main
 
     monkeypatch.setattr("hydra.compose", composed_once)
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)
 
     def run(*arguments: str, tracked: bool = False, cwd: Path | None = None) -> Outcome:
         if cwd is not None:

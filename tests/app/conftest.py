@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from outcome import Outcome
-from sweep_folders import write_table
 
 from mecha_exp.app import batch
 
@@ -41,9 +40,3 @@ def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def files_in() -> Callable[[Path], list[str]]:
     """Lists every file below a folder, with slashes on every platform."""
     return lambda folder: sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-
-
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn is tested elsewhere, and takes seconds."""
-    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)

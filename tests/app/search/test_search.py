@@ -14,8 +14,6 @@ from mecha_exp.app.search.study_file import STUDY_FILE
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 @pytest.fixture
 def models(folder: Path) -> list[str]:

@@ -67,7 +67,7 @@ def losses_of_plugins(monkeypatch):
 
 
 @pytest.fixture
-def learn(folder: Path, app, no_figures):
+def learn(folder: Path, app):
     """Learns the weights of two experts along two axes; each of two blocks has its own best ones."""
     models = dict(w.split("=", 1) for w in write_two_experts(folder, PLUGIN, (FIRST, SECOND)))
     usual = {
@@ -259,7 +259,7 @@ def test_an_interrupted_descent_goes_on_where_it_was(learn, folder, monkeypatch)
 
 
 @pytest.mark.heavy
-def test_the_same_seed_learns_the_same_from_validation_alone(app, folder, no_figures):
+def test_the_same_seed_learns_the_same_from_validation_alone(app, folder):
     usual = ("sweep=gradient", "recipe=task_arithmetic", "sweep.steps=4", "sweep.by=block", "output=none")
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         outcome = app(*usual, f"hydra.sweep.dir={name}", f"sweep.seed={seed}", "store=null")
@@ -406,6 +406,7 @@ def test_the_plan_says_that_more_points_follow(learn):
     assert "The sweep makes more points while it runs" in outcome.out
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_figure_has_the_loss_and_the_map_of_weights(app, folder):
     outcome = app(
         "sweep=gradient", "recipe=task_arithmetic", "sweep.steps=4", "sweep.by=block", "output=none"

@@ -20,8 +20,6 @@ from mecha_exp.checkpoint.transaction.lock import TargetLock
 from mecha_exp.errors import TrackingError
 from mecha_exp.runs.sweep import Tracking
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 @pytest.fixture
 def moody() -> list[str]:
