@@ -28,11 +28,12 @@ test: .venv/.test lint ## install with the test extras, then run everything CI c
 heavy: .venv/.test ## the tests that take minutes: kills, fuzzers, whole sweeps
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m 'heavy and not libraries'
 
-lint: .venv/.test ## check style, layers and types
+lint: .venv/.test ## check style, layers, types, and what pages name
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m mypy
+	$(BIN)/python .ci/repository.py
 
 fuzz: .venv/.test ## hostile documents of every kind with random seeds, until Ctrl-C or for SECONDS=60
 	OMP_NUM_THREADS=1 $(BIN)/python tests/documents/fuzzing.py $(SECONDS)

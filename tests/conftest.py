@@ -13,10 +13,9 @@ import pytest
 from buckets import bucket, s3_client, s3_server  # noqa: F401
 from hypothesis import settings
 from outcome import Outcome
+from programs import ENVIRONMENT
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
-
-REPOSITORY = Path(__file__).parents[1]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,10 +126,45 @@ def as_a_user() -> Callable[..., Outcome]:
     """Runs the application in a process of its own."""
 
     def run(*arguments: str, cwd: Path) -> Outcome:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+        environment = {**ENVIRONMENT, "COLUMNS": "100"}
         command = [sys.executable, "-m", "mecha_exp", *arguments]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180)
         return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def figures() -> None:
+    """Sweeps end with all their files. Without it `app` leaves out figures and pages, which take seconds."""
+
+
+@pytest.fixture
+def app(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Runs the application in this process; tracking and figures are off unless a test asks for them."""
+    from composed import composed_once
+    from sweep_folders import write_table
+
+    from mecha_exp.cli import VERBS, main
+
+    monkeypatch.setattr("hydra.compose", composed_once)
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)
+
+    def run(*arguments: str, tracked: bool = False, cwd: Path | None = None) -> Outcome:
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        is_told = any(word.startswith("tracking") for word in arguments)
+        untracked = [] if tracked or is_told or (arguments and arguments[0] in VERBS) else ["tracking=none"]
+        monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
 
     return run
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import printed
 from sweep_folders import overrides, records, rows, sweep_of
 from two_experts import INPUTS, write_two_experts
 
@@ -14,10 +13,6 @@ from mecha_exp import Context, evaluator
 from mecha_exp.app.search.study_file import STUDY_FILE
 
 optuna = pytest.importorskip("optuna", minversion="4")
-
-pytestmark = pytest.mark.usefixtures("no_figures")
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -325,13 +320,11 @@ def test_without_optuna_it_says_what_to_install(search, folder, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.heavy
 def test_a_search_that_is_killed_again_and_again_ends_with_the_undisturbed_trials(models, folder):
-    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py"), str(folder), "0", "8"]
     what = ["recipe=task_arithmetic", "weights.0=interval(0,1)", "weights.1=interval(0,1)"]
     how = ["evaluator.name=test_distance", "sweep=search", "sweep.trials=20", "sweep.batch=4"]
     quiet = ["output=none", "tracking=none"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 
-    subprocess.run([*program, *models, *what, *how, *quiet], env=environment, check=True, timeout=400)
+    printed("sweep_killing", folder, 0, 8, *models, *what, *how, *quiet)
 
     def ended(folder: Path) -> list[tuple]:
         return [(r["name"], r["metrics"]["distance"]) for r in records(sweep_of(folder))]

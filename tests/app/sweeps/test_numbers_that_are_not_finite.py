@@ -102,7 +102,7 @@ def test_a_run_ends_and_its_row_says_nan(app, models, evaluator, model, number):
     "sweep, number",
     [*(("grid", n) for n in NOT_FINITE), *((sweep, "nan") for sweep in SWEEPS if sweep != "grid")],
 )
-def test_a_sweep_ends_and_table_shows_it_again(app, models, no_figures, sweep, model, number):
+def test_a_sweep_ends_and_table_shows_it_again(app, models, sweep, model, number):
     swept = app(*asked("odd", model, number, *SWEEPS[sweep], "-m"))
     again = app("table", "odd")
     as_json = app("table", "odd", "--json")
@@ -117,7 +117,7 @@ def test_a_sweep_ends_and_table_shows_it_again(app, models, no_figures, sweep, m
 
 @pytest.mark.parametrize("number", NOT_FINITE)
 @pytest.mark.parametrize("model", MODELS)
-def test_outcomes_that_are_not_finite_are_not_compared(app, models, no_figures, model, number):
+def test_outcomes_that_are_not_finite_are_not_compared(app, models, model, number):
     swept = app(*asked("odd_by_example", model, number, "alpha=0.1,0.3", "-m"))
     again = app("table", "odd")
 

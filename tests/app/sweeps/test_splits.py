@@ -20,7 +20,6 @@ from mecha_exp.report.results import Results
 from mecha_exp.runs.outcomes import outcomes_of_sweep
 from mecha_exp.runs.record import Record
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 NAMED = ("evaluator.name=test_parts", "evaluator.weight_stats=false", "-m")
 
 

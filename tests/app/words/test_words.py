@@ -81,7 +81,7 @@ def test_the_weight_of_an_expert_goes_to_its_place(app, models):
     assert record["parameters"]["weights"] == [1.0, 0.5, 1.0]
 
 
-def test_a_star_stands_for_each_name_apart_from_those_that_are_set_alone(app, models, no_figures):
+def test_a_star_stands_for_each_name_apart_from_those_that_are_set_alone(app, models):
     words = [
         "recipe=task_arithmetic",
         "blocks.*=interval(0,1)",

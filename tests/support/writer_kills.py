@@ -131,7 +131,7 @@ def prepare(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    sys.path.insert(0, str(Path(__file__).parent / "adapters"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
     from peft_tensors import SHAPES, O, Q, lora, rand
 
     from mecha_exp import parameter, serialize, weighted_sum
