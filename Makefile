@@ -6,7 +6,7 @@ BIN := .venv/bin
 # setuptools warns that an editable install is no regular one; that is meant.
 INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-input \
   --disable-pip-version-check --constraint constraints.txt
-DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
+DEMO := python -m mecha_exp demo
 
 # As many processes as cores run the tests. With as many threads in each they would mostly wait for each other.
 test heavy hf vllm mutants: export OMP_NUM_THREADS ?= 1
@@ -20,7 +20,7 @@ help: ## list the targets (the default)
 demo: .venv/.app ## install into .venv, then run an ablation on the bundled models
 	@echo '$(DEMO)'
 	@PATH="$(BIN):$$PATH" $(DEMO)
-	@echo 'Next: source .venv/bin/activate, then the same command, or one of README.md'
+	@echo 'First: source .venv/bin/activate'
 
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8

@@ -15,6 +15,7 @@ from hypothesis import settings
 from outcome import Outcome
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
+from wheels import installed, source, wheel  # noqa: F401
 
 REPOSITORY = Path(__file__).parents[1]
 

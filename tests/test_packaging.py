@@ -5,38 +5,17 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from wheels import FOLDERS, PROJECT, ROOT
 
 import mecha_exp
 
-ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS = PROJECT["tool"]["setuptools"]["package-dir"]
 SHIPPED = {".css", ".html", ".js", ".json", ".py", ".yaml", ".safetensors", ".mecha", ".typed"}
-
-
-class Installed(NamedTuple):
-    """An environment that has the wheel, and not the checkout."""
-
-    scripts: Path
-    environment: dict[str, str]
-
-    def run(self, program: str, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-        command = [str(self.scripts / program), *arguments]
-        return subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True)
 
 
 def source_files() -> Iterator[str]:
@@ -45,42 +24,6 @@ def source_files() -> Iterator[str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in SHIPPED:
                 yield package.replace(".", "/") + "/" + path.relative_to(ROOT / folder).as_posix()
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is packaged: building leaves files behind, and finds those that earlier builds left."""
-    folder = tmp_path_factory.mktemp("source")
-    for name in ["pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"]:
-        shutil.copy(ROOT / name, folder)
-    for name in FOLDERS.values():
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made as a release is: from the source archive."""
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    subprocess.run(command, check=True)
-    return next(out.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel in a new environment, which borrows the dependencies from the present one."""
-    place = tmp_path_factory.mktemp("environment")
-    venv.create(place, symlinks=os.name != "nt")
-    scripts = place / ("Scripts" if os.name == "nt" else "bin")
-    ask = [str(scripts / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    library = Path(subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip())
-    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (library / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed), encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--python", str(place)]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--ignore-installed", str(wheel)], check=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return Installed(scripts, environment)
 
 
 def test_every_package_is_listed():
