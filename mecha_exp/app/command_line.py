@@ -142,6 +142,7 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     points = Grid.of(sweep.words, composer, RunMode.MULTIRUN if is_sweep else RunMode.RUN)
     check_names(points, problems)
     problems.raise_as(ConfigError)
+    points.check_types()
     keys = {key for key in sweep.swept if key not in {*composer.groups, *LABELS}}
     added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
     completed = [f"++{word}" if _key(word) in added else word for word in overrides]
