@@ -1,5 +1,7 @@
 """What a user installs is whole: every file, importable from any folder, and light until it is used."""
 
+import ast
+import itertools
 import os
 import re
 import shutil
@@ -131,6 +133,60 @@ def test_a_python_without_our_packages_says_what_to_type(tmp_path, has_environme
     cure = f"source '{activate}'" if has_environment else f"cd '{folder}' && "
     assert answer.returncode == 1 and "Traceback" not in answer.stderr
     assert f"has none of the packages that mecha_exp needs. Type: {cure}" in answer.stderr
+
+
+def distribution(module: str) -> str:
+    """The name by which pip knows a module."""
+    other = {"PIL": "pillow", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+    return other.get(module, module).replace("_", "-")
+
+
+def test_everything_that_is_imported_is_declared():
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = [*PROJECT["project"]["dependencies"], *itertools.chain(*extras.values())]
+    declared = {re.match(r"[\w-]+", text)[0].replace("_", "-") for text in needed}
+    through_others = {"botocore"}  # of s3fs, whose errors it raises
+
+    trees = [
+        ast.parse(file.read_text(encoding="utf-8"))
+        for home in FOLDERS.values()
+        for file in (ROOT / home).rglob("*.py")
+    ]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    modules = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+    assert {distribution(module) for module in modules} - declared == {"hydra-plugins"} | through_others
+
+
+def test_a_program_that_only_merges_needs_the_few_packages_that_the_readme_names(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    few = set(re.search(r"--no-deps -e \. && pip install ([\w -]+)`", readme)[1].split())
+    application = {re.match(r"[\w-]+", text)[0] for text in PROJECT["project"]["dependencies"]} - few
+    program = f"""
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        other = {{"PIL": "pillow", "hydra": "hydra-core"}}
+        if other.get(name, name) in {application - {"llvmlite"}}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import mecha_exp as me
+from mecha_exp.examples import digits
+from pathlib import Path
+
+home = Path(digits.__file__).parent
+files = [str(home / f"{{name}}.safetensors") for name in ("base", "expert_0_3", "expert_4_6")]
+me.merge(me.ties(*files), "ties.safetensors")
+"""
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ties.safetensors").exists()
 
 
 def imported(*arguments: str) -> set[str]:
