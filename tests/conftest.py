@@ -16,6 +16,7 @@ from outcome import Outcome
 from programs import ENVIRONMENT
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
+from wheels import installed, source, wheel  # noqa: F401
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

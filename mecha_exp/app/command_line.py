@@ -7,7 +7,6 @@ folder is made.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -281,8 +280,3 @@ def _lists_points(config: DictConfig) -> bool:
 def _key(word: str) -> str:
     """The key of an override."""
     return "" if word.startswith("-") else word.partition("=")[0]
-
-
-def program_name() -> str:
-    """The name that the program was called by, for messages."""
-    return "mecha-exp" if Path(sys.argv[0]).stem == "mecha-exp" else "python -m mecha_exp"

@@ -31,6 +31,7 @@ VERBS = (
     "comfyui",
     "compose",
     "convert",
+    "demo",
     "diff",
     "figures",
     "info",
@@ -161,7 +162,7 @@ def _verb_of(arguments: list[str]) -> Callable[[list[str]], int]:
     if arguments and arguments[0] in VERBS:
         verb: Callable[[list[str]], int] = import_without_gc(f"{__name__}.{arguments[0]}").main
         return verb
-    return _hydra
+    return application
 
 
 def _version(arguments: list[str]) -> int:
@@ -188,7 +189,12 @@ def _require_text(words: list[str]) -> None:
             ) from None
 
 
-def _hydra(arguments: list[str]) -> int:
+def application(arguments: list[str]) -> int:
+    """Run a command line of the Hydra application; returns the exit status.
+
+    Raises:
+        MechaError: what is wrong before any work.
+    """
     from mecha_exp.app.config import compose
     from mecha_exp.app.words.reader import read, reorder
     from mecha_exp.app.words.slips import require_settings
