@@ -9,7 +9,7 @@ from outcome import Outcome
 from sweep_folders import write_table
 
 from mecha_exp.app import batch
-from mecha_exp.cli import VERBS, main
+from mecha_exp.cli import main, verbs
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def app(
     """Runs the application in this process; tracking is off unless a test asks for it."""
 
     def run(*arguments: str, tracked: bool = False) -> Outcome:
-        untracked = [] if tracked or (arguments and arguments[0] in VERBS) else ["tracking=none"]
+        untracked = [] if tracked or (arguments and arguments[0] in verbs()) else ["tracking=none"]
         monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
         try:
             status = main()
