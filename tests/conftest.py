@@ -148,7 +148,7 @@ def app(
     from composed import composed_once
     from sweep_folders import write_table
 
-    from mecha_exp.cli import VERBS, main
+    from mecha_exp.cli import main, verbs
 
     monkeypatch.setattr("hydra.compose", composed_once)
     if "figures" not in request.fixturenames:
@@ -158,7 +158,7 @@ def app(
         if cwd is not None:
             monkeypatch.chdir(cwd)
         is_told = any(word.startswith("tracking") for word in arguments)
-        untracked = [] if tracked or is_told or (arguments and arguments[0] in VERBS) else ["tracking=none"]
+        untracked = [] if tracked or is_told or (arguments and arguments[0] in verbs()) else ["tracking=none"]
         monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
         try:
             status = main()
