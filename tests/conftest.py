@@ -157,7 +157,7 @@ def app(
     def run(*arguments: str, tracked: bool = False, cwd: Path | None = None) -> Outcome:
         if cwd is not None:
             monkeypatch.chdir(cwd)
-        is_told = any(word.startswith("tracking") for word in arguments)
+        is_told = any(word.startswith(("tracking", "--version")) for word in arguments)
         untracked = [] if tracked or is_told or (arguments and arguments[0] in verbs()) else ["tracking=none"]
         monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
         try:
