@@ -36,6 +36,7 @@ class _Models:
 
     dir: str | None = None
     cache: str | None = None
+    sets: list[list[Any]] | None = None
 
 
 @dataclass

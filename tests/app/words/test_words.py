@@ -352,6 +352,8 @@ def test_a_choice_that_is_no_name_is_answered_with_one(app, models, word):
     [
         ("models.dir=true", "models.dir: expected a text"),
         ("models.cache=[a]", "models.cache: expected a text"),
+        ("models.sets={a: [b]}", "models.sets: expected a list"),
+        ("tracking.uri=[a]", "tracking.uri: expected a text"),
         ("store={a: 1}", "store: expected a text"),
         ("hub=5", "hub: expected a mapping"),
         ("keys=[1,[2]]", "keys: expected kinds of keys"),
