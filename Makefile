@@ -6,12 +6,12 @@ BIN := .venv/bin
 # setuptools warns that an editable install is no regular one; that is meant.
 INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-input \
   --disable-pip-version-check --constraint constraints.txt
-DEMO := python -m mecha_exp recipe=ties alpha=0.3,0.5,0.7 -m
+DEMO := python -m mecha_exp demo
 
 # As many processes as cores run the tests. With as many threads in each they would mostly wait for each other.
-test heavy hf vllm mutants: export OMP_NUM_THREADS ?= 1
+test heavy hf vllm mutants versions: export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test heavy lint fuzz docs hf vllm format parity mutants constraints clean
+.PHONY: help demo test heavy lint fuzz docs hf vllm format parity mutants constraints versions clean
 
 help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,7 +20,7 @@ help: ## list the targets (the default)
 demo: .venv/.app ## install into .venv, then run an ablation on the bundled models
 	@echo '$(DEMO)'
 	@PATH="$(BIN):$$PATH" $(DEMO)
-	@echo 'Next: source .venv/bin/activate, then the same command, or one of README.md'
+	@echo 'First: source .venv/bin/activate'
 
 test: .venv/.test lint ## install with the test extras, then run everything CI checks
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8
@@ -78,11 +78,22 @@ mutants: .mutants/.installed ## change PACKAGE (verdict, transaction, planner) l
 	rm -rf .mutants/tree && mkdir .mutants/tree && git archive HEAD | tar -x -C .mutants/tree
 	cd .mutants/tree && ../bin/python .ci/mutants.py $(MUTATED_$(PACKAGE)) $(if $(SAMPLE),--sample $(SAMPLE))
 
+# The floors in pyproject.toml are for the oldest Python; newer ones have no wheels of some. uv fetches an interpreter that is not here.
+VERSIONS ?= 3.10-lowest-direct 3.10-highest 3.11-highest 3.12-highest 3.13-highest 3.14-highest
+versions: .venv/.test ## without constraints.txt: the lowest and the newest versions of what is needed, on each Python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	for version in $(VERSIONS); do \
+	  rm -rf .versions && $(BIN)/uv venv --quiet --python "$${version%%-*}" .versions \
+	    && $(BIN)/uv pip install --quiet --python .versions --resolution "$${version#*-}" -e '.[test]' \
+	    && .versions/bin/python -m pytest --numprocesses=auto --maxprocesses=8 \
+	    || { echo "failed: $$version"; exit 1; }; \
+	done
+
 constraints: .venv/.test ## choose the newest versions for constraints.txt (needs all of PYTHONS)
 	$(BIN)/python .ci/constraints.py $(PYTHONS)
 
 clean: ## remove the environments and what building and testing left; outputs/ is kept
-	rm -rf .venv .parity .vllm .mutants build dist site *.egg-info tests/evaluators/vllm-cpu/build tests/evaluators/vllm-cpu/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .parity .versions .vllm .mutants build dist site *.egg-info tests/evaluators/vllm-cpu/build tests/evaluators/vllm-cpu/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.python:

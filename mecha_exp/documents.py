@@ -25,8 +25,8 @@ MAX_YAML = 4_000_000
 """Bytes of the largest YAML, which a person or a configuration writes; a byte of it takes 300 of memory."""
 MAX_DEPTH = 100
 """Levels of lists and mappings in each other."""
-MAX_VALUES = 1_000_000
-"""Values of a YAML text once each alias stands for what it names."""
+MAX_VALUES = 10_000
+"""Values of a YAML text once each alias stands for what it names, or as many as it has bytes."""
 MAX_DIGITS = 308
 """Digits of the largest whole number, which is the largest that a float can be."""
 
@@ -151,7 +151,7 @@ def parse_yaml_documents(
             _check_depth_of_yaml(yaml.parse(text, kind))
         loader = kind(text)
         try:
-            return list(_documents_of(loader, as_text))
+            return list(_documents_of(loader, as_text, max(MAX_VALUES, len(raw))))
         finally:
             loader.dispose()
     except DocumentError:
@@ -177,10 +177,10 @@ def _check_depth_of_yaml(events: Iterator[Any]) -> None:
             raise DocumentError(_TOO_DEEP)
 
 
-def _documents_of(loader: Any, as_text: Collection[str]) -> Iterator[Any]:
+def _documents_of(loader: Any, as_text: Collection[str], most: int) -> Iterator[Any]:
     while loader.check_node():
         node = loader.get_node()
-        _measure(node, as_text, 0, {})
+        _measure(node, as_text, most, 0, {})
         yield loader.construct_document(node)
 
 
@@ -196,12 +196,14 @@ def _loader_class(without_tags: bool) -> Any:
     return Loader
 
 
-def _measure(node: Any, as_text: Collection[str], depth: int, known: Sizes) -> tuple[int, int]:
-    """The values that a node stands for with all its aliases, and its height in levels."""
+def _measure(node: Any, as_text: Collection[str], most: int, depth: int, known: Sizes) -> tuple[int, int]:
+    """The values that a node stands for with all its aliases, `most` at most, and its height in levels."""
     children = node.value
     if isinstance(children, str):
         if node.tag == _INT and len(children) > MAX_DIGITS:
             raise DocumentError(f"it has a number of {len(children):,} digits")
+        if "\0" in children:
+            raise DocumentError(f"it has a text with a character of code 0: {brief(children)}")
         return 1, 0
     if id(node) in known:
         size, height = known[id(node)]
@@ -216,10 +218,10 @@ def _measure(node: Any, as_text: Collection[str], depth: int, known: Sizes) -> t
         children = [part for pair in children for part in pair]
     size, height = 1, 0
     for child in children:
-        size_of_child, height_of_child = _measure(child, as_text, depth + 1, known)
+        size_of_child, height_of_child = _measure(child, as_text, most, depth + 1, known)
         size, height = size + size_of_child, max(height, height_of_child)
-        if size > MAX_VALUES:
-            raise DocumentError(f"its aliases stand for more than {MAX_VALUES:,} values")
+        if size > most:
+            raise DocumentError(f"its aliases stand for more than {most:,} values")
     known[id(node)] = size, height + 1
     return known[id(node)]
 

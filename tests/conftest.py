@@ -16,6 +16,7 @@ from outcome import Outcome
 from programs import ENVIRONMENT
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
+from wheels import installed, source, wheel  # noqa: F401
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -147,7 +148,7 @@ def app(
     from composed import composed_once
     from sweep_folders import write_table
 
-    from mecha_exp.cli import VERBS, main
+    from mecha_exp.cli import main, verbs
 
     monkeypatch.setattr("hydra.compose", composed_once)
     if "figures" not in request.fixturenames:
@@ -156,8 +157,8 @@ def app(
     def run(*arguments: str, tracked: bool = False, cwd: Path | None = None) -> Outcome:
         if cwd is not None:
             monkeypatch.chdir(cwd)
-        is_told = any(word.startswith("tracking") for word in arguments)
-        untracked = [] if tracked or is_told or (arguments and arguments[0] in VERBS) else ["tracking=none"]
+        is_told = any(word.startswith(("tracking", "--version")) for word in arguments)
+        untracked = [] if tracked or is_told or (arguments and arguments[0] in verbs()) else ["tracking=none"]
         monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
         try:
             status = main()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mecha_exp.cli import VERBS
+from mecha_exp.cli import verbs
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -98,7 +98,7 @@ def test_the_commands_run(text: str, models: Path, as_a_user):
     assert all(line.startswith(PREFIX) for line in commands)
     for line in commands:
         words = shlex.split(line.removeprefix(PREFIX))
-        untracked = [] if words[0] in VERBS else ["tracking=none"]
+        untracked = [] if words[0] in verbs() else ["tracking=none"]
         outcome = as_a_user(*words, *untracked, cwd=models)
         assert outcome.status == 0, outcome.err
 

@@ -1,42 +1,23 @@
 """What a user installs is whole: every file, importable from any folder, and light until it is used."""
 
+import ast
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from wheels import FOLDERS, PROJECT, ROOT
 
 import mecha_exp
 
-ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS = PROJECT["tool"]["setuptools"]["package-dir"]
 SHIPPED = {".css", ".html", ".js", ".json", ".py", ".yaml", ".safetensors", ".mecha", ".typed"}
-
-
-class Installed(NamedTuple):
-    """An environment that has the wheel, and not the checkout."""
-
-    scripts: Path
-    environment: dict[str, str]
-
-    def run(self, program: str, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-        command = [str(self.scripts / program), *arguments]
-        return subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True)
 
 
 def source_files() -> Iterator[str]:
@@ -45,42 +26,6 @@ def source_files() -> Iterator[str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in SHIPPED:
                 yield package.replace(".", "/") + "/" + path.relative_to(ROOT / folder).as_posix()
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is packaged: building leaves files behind, and finds those that earlier builds left."""
-    folder = tmp_path_factory.mktemp("source")
-    for name in ["pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"]:
-        shutil.copy(ROOT / name, folder)
-    for name in FOLDERS.values():
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made as a release is: from the source archive."""
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    subprocess.run(command, check=True)
-    return next(out.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel in a new environment, which borrows the dependencies from the present one."""
-    place = tmp_path_factory.mktemp("environment")
-    venv.create(place, symlinks=os.name != "nt")
-    scripts = place / ("Scripts" if os.name == "nt" else "bin")
-    ask = [str(scripts / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    library = Path(subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip())
-    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (library / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed), encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--python", str(place)]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--ignore-installed", str(wheel)], check=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return Installed(scripts, environment)
 
 
 def test_every_package_is_listed():
@@ -188,6 +133,60 @@ def test_a_python_without_our_packages_says_what_to_type(tmp_path, has_environme
     cure = f"source '{activate}'" if has_environment else f"cd '{folder}' && "
     assert answer.returncode == 1 and "Traceback" not in answer.stderr
     assert f"has none of the packages that mecha_exp needs. Type: {cure}" in answer.stderr
+
+
+def distribution(module: str) -> str:
+    """The name by which pip knows a module."""
+    other = {"PIL": "pillow", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+    return other.get(module, module).replace("_", "-")
+
+
+def test_everything_that_is_imported_is_declared():
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = [*PROJECT["project"]["dependencies"], *itertools.chain(*extras.values())]
+    declared = {re.match(r"[\w-]+", text)[0].replace("_", "-") for text in needed}
+    through_others = {"botocore"}  # of s3fs, whose errors it raises
+
+    trees = [
+        ast.parse(file.read_text(encoding="utf-8"))
+        for home in FOLDERS.values()
+        for file in (ROOT / home).rglob("*.py")
+    ]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    modules = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+    assert {distribution(module) for module in modules} - declared == {"hydra-plugins"} | through_others
+
+
+def test_a_program_that_only_merges_needs_the_few_packages_that_the_readme_names(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    few = set(re.search(r"--no-deps -e \. && pip install ([\w -]+)`", readme)[1].split())
+    application = {re.match(r"[\w-]+", text)[0] for text in PROJECT["project"]["dependencies"]} - few
+    program = f"""
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        other = {{"PIL": "pillow", "hydra": "hydra-core"}}
+        if other.get(name, name) in {application - {"llvmlite"}}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import mecha_exp as me
+from mecha_exp.examples import digits
+from pathlib import Path
+
+home = Path(digits.__file__).parent
+files = [str(home / f"{{name}}.safetensors") for name in ("base", "expert_0_3", "expert_4_6")]
+me.merge(me.ties(*files), "ties.safetensors")
+"""
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ties.safetensors").exists()
 
 
 def imported(*arguments: str) -> set[str]:

@@ -56,7 +56,7 @@ WRITERS = {
     "checkpoint/remote/lookup.py:_write_file": SCRATCH,
     "checkpoint/remote/lookup.py:fetch_small_files": ONE_FILE,
     "checkpoint/remote/stand_in.py:write": SCRATCH,
-    "cli/comfyui.py:main": "nodes of ComfyUI",
+    "comfyui/install.py:main": "nodes of ComfyUI",
     "cluster/claims.py:__init__": CLAIM,
     "cluster/processes.py:_fill": CLAIM,
     "cluster/processes.py:_started_process": "a log",

@@ -7,7 +7,6 @@ folder is made.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,6 +142,7 @@ def _check(typed: list[str], composer: Composer) -> CommandLine:
     points = Grid.of(sweep.words, composer, RunMode.MULTIRUN if is_sweep else RunMode.RUN)
     check_names(points, problems)
     problems.raise_as(ConfigError)
+    points.check_types()
     keys = {key for key in sweep.swept if key not in {*composer.groups, *LABELS}}
     added = points.parameters | sweep.own  # which the configuration of the sweep as a whole may lack
     completed = [f"++{word}" if _key(word) in added else word for word in overrides]
@@ -280,8 +280,3 @@ def _lists_points(config: DictConfig) -> bool:
 def _key(word: str) -> str:
     """The key of an override."""
     return "" if word.startswith("-") else word.partition("=")[0]
-
-
-def program_name() -> str:
-    """The name that the program was called by, for messages."""
-    return "mecha-exp" if Path(sys.argv[0]).stem == "mecha-exp" else "python -m mecha_exp"

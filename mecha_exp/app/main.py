@@ -25,7 +25,7 @@ from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.sweep import Tracking
 from mecha_exp.system.folders import make_new_folder
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal.console import print_line, show_error, stdout
+from mecha_exp.terminal.console import print_line, program_name, show_error, stdout
 from mecha_exp.terminal.plan import show_plan
 
 
@@ -114,7 +114,7 @@ def _how_to_go_on(line: CommandLine, folder: Path) -> str:
     words = [word for word in line.arguments if not word.startswith("hydra.run.dir=")]
     if not named:
         words.append(f"hydra.run.dir={quoted(str(folder))}")
-    return f"What is done is kept. Go on with: {command_line.program_name()} {shlex.join(words)}".rstrip()
+    return f"What is done is kept. Go on with: {program_name()} {shlex.join(words)}".rstrip()
 
 
 def _tracking_status(trouble: str | None, folder: Path, line: CommandLine) -> int:

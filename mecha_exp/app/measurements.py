@@ -17,14 +17,13 @@ from mecha_exp.app.point import Point
 from mecha_exp.app.provenance import names_of_input
 from mecha_exp.app.races import Races, without_outcomes
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError, MergeError
-from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
+from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement, transfers
 from mecha_exp.evaluation.isolation.pool import close_pools
 from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.evaluation.outcome_table import decode, encode
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import Dropped
-from mecha_exp.evaluators.common import transfers
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored_results import StoredEvaluation

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, parse_size
 from mecha_exp.checkpoint.remote import is_address, keep_in
+from mecha_exp.documents import DocumentError, typed
 from mecha_exp.engine import EngineOptions
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.planner.plan import check_quantize
@@ -27,15 +30,50 @@ from mecha_exp.numbers import is_number
 from mecha_exp.sources.search import find_model, folders_of
 
 
+@dataclass
+class _Models:
+    """What a configuration's `models` must be, but for the models themselves."""
+
+    dir: str | None = None
+    cache: str | None = None
+    sets: list[list[Any]] | None = None
+
+
+@dataclass
+class _Tracking:
+    """What a configuration's `tracking` must be."""
+
+    uri: str | None = None
+    experiment: str | None = None
+
+
+@dataclass
+class _Settings:
+    """What the keys of a configuration must be that nothing else checks."""
+
+    models: _Models | None = None
+    engine: dict[str, Any] | None = None
+    blocks: dict[str, Any] | None = None
+    output: dict[str, Any] | None = None
+    evaluator: dict[str, Any] | None = None
+    tracking: _Tracking | None = None
+    sweep: dict[str, Any] | None = None
+    hub: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
+    store: str | None = None
+
+
 def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration without the `hydra` section, all references resolved.
 
     Raises:
-        ConfigError: a dangling reference, or a mandatory value is missing.
+        ConfigError: a dangling reference, a mandatory value is missing, or a value has another type.
     """
     try:
-        cfg = _with_paths(cfg)
-        return _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
+        cfg = with_paths(cfg)
+        config = _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
+        check_types(config)
+        return config
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         message = str(error).splitlines()[0]
@@ -53,15 +91,33 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}{message}.") from None
 
 
-def _with_paths(cfg: DictConfig) -> DictConfig:
+def check_types(config: Mapping[str, Any]) -> None:
+    """Check the types of what no group and no method checks.
+
+    Raises:
+        ConfigError: a value has another type.
+    """
+    try:
+        typed(dict(config), _Settings, foreign=True)
+    except DocumentError as error:
+        raise ConfigError(f"{re.sub(': (?!expected)', '.', str(error), count=1)}.") from None
+
+
+_PATHS = ("base", "experts", "sets", "dir", "cache")
+
+
+def with_paths(cfg: DictConfig) -> DictConfig:
     """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths."""
-    models = as_written(cfg.models)
-    paths = {name: _as_paths(models[name]) for name in ("base", "experts", "sets") if name in models}
-    if all(models[name] == value for name, value in paths.items()):
+    models, store = as_written(cfg.models), cfg.get("store")
+    if not isinstance(models, dict):
+        return cfg
+    paths = {name: _as_paths(models[name]) for name in _PATHS if name in models}
+    if all(models[name] == value for name, value in paths.items()) and not is_number(store):
         return cfg
     changed = copy.deepcopy(cfg)
     with open_dict(changed):
         changed.models.update(paths)
+        changed.store = _as_paths(store)
     return changed
 
 

@@ -49,7 +49,9 @@ def workbench(store: str | None, rerun: str) -> Workbench:
         ConfigError: an unknown `rerun`.
         StoreError: the store was written by a newer version.
     """
-    return _workbench(store if not store or is_address(store) else str(Path(store).absolute()), rerun)
+    if store not in (None, "") and not is_address(str(store)):
+        store = str(Path(str(store)).absolute())  # of a number, too, which is a folder's name to YAML
+    return _workbench(store, rerun)
 
 
 @functools.cache

@@ -45,7 +45,7 @@ def check_device(name: str) -> None:
     """Raise ConfigError where there is no such device."""
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):  # ValueError: a number that is too large
         device = None
     if device is None or device.type not in (CPU, "cuda"):
         raise ConfigError(f"device: expected 'cpu', 'cuda' or 'cuda:N', got {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,24 @@ def _or_too_large(layout: Layout) -> str:
     return f", or too large for {' and '.join(cut)}" if cut else ""
 
 
+def _too_small(planned: Plan, tally: MergeStats) -> Iterator[str]:
+    """Keys of outputs whose values have fewer digits in the output's dtype than others would, or become 0."""
+    keys: dict[str, list[str]] = {}
+    for (job, key), peak in sorted(tally.peaks.items()):
+        name, _ = planned.layouts[job][key]
+        if 0 < peak < torch.finfo(torch_dtype(name)).tiny and key not in keys.setdefault(name, []):
+            keys[name].append(key)
+    for name, small in keys.items():
+        dtype = torch_dtype(name)
+        word, limits = str(dtype).removeprefix("torch."), torch.finfo(dtype)
+        yield (
+            f"{counted(len(small), 'key of the output has', 'keys of the output have')} only values below "
+            f"{limits.tiny:.2g}, where {word} keeps fewer digits, and none "
+            f"below {limits.smallest_normal * limits.eps / 2:.2g}: {some(small, 3)}. "
+            f"bfloat16 and float32 keep them{', and so does fp8_scaled' if dtype.itemsize == 1 else ''}."
+        )
+
+
 def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
     warnings = list(planned.warnings)
     if tally.disagreeing:
@@ -197,6 +215,7 @@ def _report(planned: Plan, tally: MergeStats, seconds: float) -> MergeReport:
             values = counted(count, f"value of the output{where} is", f"values of the output{where} are")
             text = f"{values} not finite{_or_too_large(planned.layouts[number])}"
             warnings.append(Notice(text, About.NONFINITE_OUTPUT))
+    warnings += map(Notice, _too_small(planned, tally))
     jobs = range(len(planned.jobs))
     trips = 0 if tally.found_model_values else planned.bytes_of_trips
     return MergeReport(

@@ -157,10 +157,10 @@ class EngineOptions:
         if self.task is not None and self.task > (self.across or 0):
             of = f"across={self.across}" if self.across else "across, which is not set"
             raise ConfigError(f"task={self.task}: expected the number of a task from 1 to {of}")
-        if self.cluster not in CLUSTERS and ":" not in self.cluster:
+        if self.cluster not in CLUSTERS and ":" not in str(self.cluster):
             raise ConfigError(
                 f"cluster: expected {', '.join(CLUSTERS)}, or an address of Ray such as ray://host:10001, "
-                f"got '{self.cluster}'.{did_you_mean(self.cluster, CLUSTERS)}"
+                f"got '{self.cluster}'.{did_you_mean(str(self.cluster), CLUSTERS)}"
             )
         for name, known in _CHOICES.items():
             choice = getattr(self, name)

@@ -175,6 +175,10 @@ def named_evaluator(name: str) -> Evaluator | None:
     return _import(name) if name in announced(GROUP) else _registry.get(name)
 
 
+def _demos() -> list[str]:
+    return [name for name in DEMOS if name in announced(GROUP)]
+
+
 def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     """The evaluator with this name; for `auto` the bundled one that fits the model, else None.
 
@@ -186,7 +190,7 @@ def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     if not isinstance(name, str):
         raise ConfigError(f"evaluator.name: expected a name as in evaluator.name=digits, got {name!r}.")
     if name == AUTO:
-        return next((demo for demo in map(_import, DEMOS) if demo.fits(shapes)), None)
+        return next((demo for demo in map(_import, _demos()) if demo.fits(shapes)), None)
     if name == "none":
         raise ConfigError("evaluator.name=none: no evaluator is evaluator=none.")
     chosen = named_evaluator(name)

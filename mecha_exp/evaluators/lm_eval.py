@@ -25,6 +25,7 @@ from mecha_exp.evaluators.harness.parts import check_parts
 from mecha_exp.evaluators.harness.requests import kept_answers, shown_requests
 from mecha_exp.evaluators.harness.summary import summary_of
 from mecha_exp.evaluators.harness.tasks import LoadedTasks, load_tasks, local_files
+from mecha_exp.numbers import is_number
 
 __all__ = ["lm_eval"]
 
@@ -45,7 +46,7 @@ def _check(shapes: Shapes, context: Context, parameters: Options) -> None:
     """Check numbers, tasks with their data, the tokenizer and the network, before anything is merged."""
     for name, least in (("limit", 0), ("num_fewshot", -1)):
         value = parameters[name]
-        if value is not None and (isinstance(value, bool | str) or not value > least):
+        if value is not None and not (is_number(value) and value > least):
             raise ConfigError(f"evaluator.{name}: expected a number above {least}, got {brief(value)}.")
     backend = parameters["backend"]
     if backend == VLLM:

@@ -170,7 +170,7 @@ def _policies(merged: Node, keys: Any) -> dict[str, str]:
         return _of_paper(merged)
     if isinstance(keys, str):
         keys = [keys]
-    if isinstance(keys, Sequence):
+    if isinstance(keys, Sequence) and all(isinstance(name, str) for name in keys):
         keys = dict.fromkeys(keys, MERGE)
     if not isinstance(keys, Mapping) or not all(isinstance(name, str) for name in keys):
         raise RecipeError(

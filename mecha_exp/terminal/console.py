@@ -46,6 +46,11 @@ def print_line(text: str) -> None:
     stdout.print(text, markup=False, soft_wrap=True)
 
 
+def program_name() -> str:
+    """The name that the program was called by, for messages."""
+    return "mecha-exp" if Path(sys.argv[0]).stem == "mecha-exp" else "python -m mecha_exp"
+
+
 def show_error(message: str) -> None:
     """Print an error to standard error."""
     stderr.print(f"[bold red]error:[/] {escape(printable(as_typed(message)))}", soft_wrap=True)

@@ -20,7 +20,7 @@ from sweep_folders import only_run
 import mecha_exp
 from mecha_exp import deserialize, evaluator, merge
 from mecha_exp.app.words.reader import reorder
-from mecha_exp.cli import NO_READER, VERBS
+from mecha_exp.cli import NO_READER, verbs
 from mecha_exp.system import progress
 
 ROOT = Path(__file__).parents[2]
@@ -272,7 +272,7 @@ def test_help_shows_how_to_begin_and_what_there_is_to_choose(as_a_user, tmp_path
     assert outcome.status == 0
     for words in ("recipe=ties alpha=0.3,0.5,0.7 -m", "experiment=alpha_curve", "weighted_sum", "tile_size"):
         assert words in outcome.out
-    for verb in VERBS:
+    for verb in verbs():
         assert f"python -m mecha_exp {verb} " in outcome.out, verb
     for group in {path.parent.name for path in (ROOT / "conf").glob("*/*.yaml")}:
         assert f"\n{group} " in outcome.out, group
@@ -298,7 +298,7 @@ def test_help_says_what_is_wrong_with_the_words_beside_it(app, word, message):
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs())
 def test_each_verb_explains_itself(app, verb):
     outcome = app(verb, "--help")
 

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 import mecha_exp as m
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.architectures.library import registry
-from mecha_exp.cli import calibrate as verb
+from mecha_exp.calibration.seams import calibrate as verb
 from mecha_exp.sources.statistics.header import METADATA
 
 pytestmark = pytest.mark.usefixtures("units_known")

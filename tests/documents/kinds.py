@@ -313,6 +313,58 @@ def _plan_with(config_dir: str) -> None:
     command("plan", "recipe=mine", "--config-dir", config_dir, "tracking=none")
 
 
+SWEEPS = ("grid", "search", "gradient", "greedy_soup", "points", "shapley", "subsets", "random", "latin")
+
+
+def settings_of_a_run() -> dict[str, Any]:
+    """Every setting of a run on the bundled demo, and of the sweeps."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    chosen = ["recipe=weighted_sum", "evaluator=digits", "output=none", "tracking=none", "store=store2"]
+    with initialize_config_module("mecha_exp.conf", version_base=None):
+        config = OmegaConf.to_container(compose("config", chosen))
+        for mode in SWEEPS:
+            swept = OmegaConf.to_container(compose("config", [*chosen, f"sweep={mode}"]))
+            config["sweep"] = {**swept["sweep"], **config["sweep"]}
+    config["models"]["experts"] = config["models"]["experts"][:1]
+    return {name: value for name, value in config.items() if name not in ("recipe", "hydra")}
+
+
+def _leaves(settings: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Settings by their names on a command line, groups among them."""
+    named = {}
+    for name, value in settings.items():
+        named[f"{place}{name}"] = value
+        if isinstance(value, dict):
+            named |= _leaves(value, f"{place}{name}.")
+    return named
+
+
+def _write_experiment(raw: bytes) -> None:
+    path = Path("conf/experiment/mine.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"# @package _global_\n" + raw)
+
+
+def _write_words(raw: bytes) -> None:
+    Path("words.json").write_bytes(raw)
+
+
+def _read_words() -> None:
+    """A command with the settings that are not as in the valid document, or with all of an unreadable one."""
+    raw, valid = Path("words.json").read_text("utf-8", "replace"), _leaves(settings_of_a_run())
+    try:
+        given = json.loads(raw)
+        changed = {k: v for k, v in given.items() if k not in valid or json.dumps(v) != json.dumps(valid[k])}
+        words = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in changed.items()]
+    except (ValueError, RecursionError, AttributeError):
+        words = [f"alpha={raw[:2000]}"]
+    if any(word.startswith("sweep") for word in words):
+        words += ["alpha=0.3,0.5", f"sweep={SWEEPS[len(raw) % len(SWEEPS)]}", "-m"]
+    command("recipe=weighted_sum", "output=none", "tracking=none", "evaluator=digits", *words)
+
+
 def _recipe() -> None:
     from mecha_exp.documents import read_yaml
     from mecha_exp.recipe.text import serialize
@@ -576,6 +628,7 @@ def make_kinds() -> list[Kind]:
         {},
     )
     of_comfy = _with_header("comfy.safetensors", comfy, "_quantization_metadata", {})
+    words = _leaves(settings_of_a_run())
     alphas = {"transformer.r": 2, "transformer.lora_alpha": 4, "transformer.target_modules": ["q"]}
     return [
         Kind("origin, merged again", "", origin, lambda: _merge("merged.safetensors"), 0.7, write=of_model),
@@ -596,6 +649,16 @@ def make_kinds() -> list[Kind]:
             0.15,
             is_yaml=True,
         ),
+        Kind(
+            "settings of --config-dir",
+            "",
+            settings_of_a_run(),
+            lambda: command("experiment=mine", "--config-dir", "conf", "recipe=weighted_sum", "output=none"),
+            2,
+            is_yaml=True,
+            write=_write_experiment,
+        ),
+        Kind("settings on a command line", "", words, _read_words, 3, write=_write_words),
         Kind("recipe as text", "r.mecha", recipe.encode(), _text_recipe, 3),
         Kind("PEFT's adapter_config.json", "lora/adapter_config.json", PEFT, _peft, 3),
         Kind("adapters in a LoRA's header", "", alphas, _lora_metadata, 3, write=of_lora),

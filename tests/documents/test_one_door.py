@@ -146,7 +146,7 @@ def test_a_hundred_levels_are_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, "its aliases stand for more than 1,000,000 values"),
+        (BOMB, "its aliases stand for more than 10,000 values"),
         (MERGING_BOMB, "its aliases stand for more than"),
         ("&a [*a]", "an alias that holds itself"),
         ("a: 1\nb: 2\na: 3", "line 3, column 1: 'a' is there twice"),
@@ -282,8 +282,18 @@ def test_aliases_of_a_recipe_of_config_dir_end(tmp_path, run_cli):
 
     said = run_cli("plan", "recipe=mine", "--config-dir", str(tmp_path), "tracking=none")
 
-    assert said.status == 1 and "its aliases stand for more than 1,000,000 values" in said.err
+    assert said.status == 1 and "its aliases stand for more than 10,000 values" in said.err
     assert "mine.yaml" in said.err
+
+
+@pytest.mark.parametrize("text", ["7", "[a, b]", "text"])
+def test_a_file_of_config_dir_that_is_no_mapping_is_refused(text, tmp_path, run_cli):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+
+    said = run_cli("plan", "experiment=mine", "--config-dir", str(tmp_path), "tracking=none")
+
+    assert said.status == 1 and "mine.yaml: expected a mapping, got " in said.err
 
 
 TOKENIZER = {"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": 1, "content": "b"}]}

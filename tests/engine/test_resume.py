@@ -187,10 +187,12 @@ def test_merge_itself_resumes(folder: Path) -> None:
 
 
 def test_a_resumed_merge_reports_what_the_whole_one_does(folder: Path) -> None:
-    broken = load_file(folder / "a.safetensors")
-    broken["layer.3"][0, 0] = torch.inf
-    save_file(broken, folder / "a.safetensors")
-    settings: dict[str, object] = {"statistics": True}
+    for name in ("a.safetensors", "b.safetensors"):
+        broken = load_file(folder / name)
+        broken["layer.3"][0, 0] = torch.inf
+        broken["layer.5"] *= 1e-8
+        save_file(broken, folder / name)
+    settings: dict[str, object] = {"statistics": True, "dtype": torch.float16}
     undisturbed = run(job(folder, "undisturbed", **settings), on_nonfinite="keep")
     countdown.set(30, interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -198,7 +200,8 @@ def test_a_resumed_merge_reports_what_the_whole_one_does(folder: Path) -> None:
     resumed = run(job(folder, **settings), on_nonfinite="keep")
     assert resumed.resumed_keys >= 29
     assert resumed.nonfinite_values == undisturbed.nonfinite_values == (1,)
-    assert len(resumed.warnings) == len(undisturbed.warnings) == 2
+    said = [text.replace("undisturbed", "target") for text in undisturbed.warnings]
+    assert said == [*resumed.warnings] and len(said) == 3
     for (one, sums), (other, expected) in zip(
         resumed.moments[0].items(), undisturbed.moments[0].items(), strict=True
     ):

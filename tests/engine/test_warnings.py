@@ -12,6 +12,7 @@ import mecha_exp as m
 from mecha_exp import Job, plan
 from mecha_exp.checkpoint.dtypes import FORMATS
 from mecha_exp.checkpoint.safetensors.header import INDEX
+from mecha_exp.engine import merge_many
 
 FLOATS = [entry.torch for entry in FORMATS.values() if entry.arithmetic and entry.torch]
 SHAPE = (4, 6)
@@ -141,3 +142,27 @@ def test_shards_and_keys_that_an_index_leaves_out_are_said(tmp_path: Path):
     unread, left_out = sorted(warnings(m.weighted_sum(str(model), other, alpha=0.5)), key=len)
     assert unread.endswith(f"{names[2]} is not read: model.safetensors{INDEX} does not name it")
     assert left_out.endswith(f"{names[1]}: left out, not being in model.safetensors{INDEX}: more")
+
+
+@pytest.mark.parametrize("stored, output", [*itertools.product(FLOATS, FLOATS)], ids=str)
+def test_keys_that_are_too_small_for_the_output_are_said(stored, output, tmp_path: Path):
+    """Of keys that are streamed and that are computed together, wherever their largest value is."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = [*range(-30, 4), *[-4] * 70]
+    sizes = [*[400_000] * 20, *[20] * (len(exponents) - 20)]
+    model = {}
+    for number, (exponent, size) in enumerate(zip(exponents, sizes, strict=True)):
+        model[f"key.{number}"] = torch.rand(size, generator=generator) * 2.0**exponent / 2
+        model[f"key.{number}"][-1] = 2.0**exponent
+    model |= {"zero": torch.zeros(400_000), "large at its end": torch.full((400_000,), 1e-9)}
+    model["large at its end"][-1] = 1
+    model = {key: values.to(stored) for key, values in model.items()}
+    write(tmp_path, "model", **model)
+
+    least = torch.finfo(output).tiny if torch.finfo(stored).tiny < torch.finfo(output).tiny else 0
+    peaks = [float(values.double().abs().max()) for values in model.values()]
+    small = sum(0 < peak < least for peak in peaks)
+    recipe = m.passthrough(str(tmp_path / "model.safetensors"), scale=1.0)
+    report = merge_many([Job(recipe, tmp_path / "out.safetensors", output)], m.EngineOptions(workers=2))
+    said = [text for text in report.warnings if "fewer digits" in text]
+    assert [int(text.split()[0]) for text in said] == ([small] if small else [])

@@ -218,13 +218,13 @@ def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
 
 
 def test_a_gpu_gets_the_networks_of_the_next_point_beforehand(folder, monkeypatch):
+    from mecha_exp.evaluation.transfers import expect
     from mecha_exp.evaluators.common import ModelFolder
-    from mecha_exp.evaluators.common.transfers import expect
     from mecha_exp.evaluators.pictures.pipelines import _pipeline, pipeline
 
     gpu = torch.device(simulated_gpu.NAME)
     transfers = Counting(gpu)
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {gpu: transfers})
+    monkeypatch.setattr("mecha_exp.evaluation.transfers._transfers", {gpu: transfers})
     first = numbers_of(folder / "merged")
     points = [first, {key: tensor * 2 for key, tensor in first.items()}]
     of_texts = [key for key in first if key.startswith("text_encoder.")]

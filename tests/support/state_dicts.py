@@ -1,11 +1,13 @@
 """Small models in every shape and dtype that is known for trouble, and how to compare them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mecha_exp.architectures import resolve
 from mecha_exp.checkpoint import open_stored
 
 StateDict = dict[str, Tensor]
@@ -57,3 +59,17 @@ def numbers_of(path: Path) -> StateDict:
 def contents(state_dict: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
     """A state dict in a form that is compared bit for bit."""
     return {key: (t.dtype, tuple(t.shape), as_bytes(t)) for key, t in state_dict.items()}
+
+
+def write_holes(path: Path, identifier: str) -> None:
+    """A checkpoint of full size that takes no room: its header, and a hole."""
+    header, end = {}, 0
+    for key, info in resolve(identifier).keys().items():
+        if not info.optional:
+            size = 2 * torch.Size(info.shape).numel()
+            header[key] = {"dtype": "F16", "shape": info.shape, "data_offsets": [end, end + size]}
+            end += size
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)

@@ -50,9 +50,10 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
                 f"hydra/launcher={name} ran each point by itself, and nothing was shared. Points run in "
                 f"shares now, each one pass of a worker: hydra/launcher={_PER_POINT[str(name)]}, or ray."
             )
-        elif isinstance(name, dict):
+        elif not isinstance(name, str) and not override.is_delete():
+            example = "none" if name is None and "none" in options else min(options)
             problems.add(
-                f"{group}: expected the name of an option, such as {group}={min(options)}. What it sets is "
+                f"{group}: expected the name of an option, such as {group}={example}. What it sets is "
                 f"changed by {group}.KEY=VALUE."
             )
         elif isinstance(name, str) and name not in options:
@@ -61,8 +62,10 @@ def check_options(override: Override, composer: Composer, problems: Problems) ->
 
 
 def _named(value: Any) -> list[Any]:
-    """The names of a choice, which may be a list; {} stands for what is not a name within one."""
-    return [each if isinstance(each, str) else {} for each in value] if isinstance(value, list) else [value]
+    """The names of a choice, which may be a list; {} stands for what is not a name, and for none of them."""
+    if not isinstance(value, list):
+        return [value]
+    return [each if isinstance(each, str) else {} for each in value] or [{}]
 
 
 def check_removals(overrides: Sequence[Override], composer: Composer, problems: Problems) -> None:

@@ -76,6 +76,14 @@ class Grid(Sequence[DictConfig]):
         """The parameters of the recipes; values of the configuration may fill them."""
         return set().union(*map(parameters_of, self.first_of_each))
 
+    def check_types(self) -> None:
+        """Raise a ConfigError where a configuration has a value of another type, but for references."""
+        from mecha_exp.app.preparation import check_types, with_paths
+
+        for config in self.first_of_each:
+            settings = as_written(with_paths(config))
+            check_types({n: v for n, v in settings.items() if not REFERENCE.search(str(v))})
+
     @property
     def choices(self) -> list[DictConfig]:
         """The configuration of each choice of groups, without the values of its points."""

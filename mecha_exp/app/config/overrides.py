@@ -10,11 +10,12 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.app.words.quotes import TOO_DEEP
 from mecha_exp.errors import ConfigError, brief
 
 
@@ -27,7 +28,10 @@ def parse_override(word: str) -> Override:
     """
     hydra = GlobalHydra.instance()
     loader = hydra.config_loader() if hydra.is_initialized() else None  # which lists what `glob(...)` means
-    return OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
+    try:
+        return OverridesParser.create(config_loader=loader).parse_overrides([word])[0]
+    except RecursionError:
+        raise OverrideParseException(word, TOO_DEEP) from None
 
 
 def unchecked(override: Override) -> Override:

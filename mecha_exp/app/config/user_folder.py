@@ -15,8 +15,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from mecha_exp.app.words.plain_data import as_written
-from mecha_exp.documents import read_yaml
-from mecha_exp.errors import prefixed
+from mecha_exp.documents import DocumentError, read_yaml
+from mecha_exp.errors import brief, prefixed
 
 USER_FOLDER: ContextVar[Path | None] = ContextVar("USER_FOLDER", default=None)
 """The user's folder, while a command line is read and run."""
@@ -88,10 +88,13 @@ def read_config(path: Path) -> tuple[str | None, DictConfig | ListConfig]:
     """The package that the header of a file names, and what the file says.
 
     Raises:
-        DocumentError: it is not YAML, or goes beyond a limit.
+        DocumentError: it is not YAML, no mapping, or goes beyond a limit.
     """
     with prefixed(f"{path}: "):
-        read_yaml(path)
+        if not isinstance(content := read_yaml(path), dict | None):
+            raise DocumentError(f"expected a mapping, got {brief(content)}")
+        if not isinstance(defaults := (content or {}).get("defaults"), list | None):
+            raise DocumentError(f"defaults: expected a list, got {brief(defaults)}")
     text = path.read_text(encoding="utf-8")
     package = _PACKAGE.search(text[:512])
     return package[1] if package else None, OmegaConf.create(text)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.app.recipes.measured_statistics import with_measured, without_measured
+from mecha_exp.app.recipes.files import with_files, without_files
 from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import ConfigError, brief, did_you_mean
 from mecha_exp.graph.nodes import InMemory, Node, call, models_of
@@ -43,7 +43,7 @@ def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: S
             raise ConfigError("keys: a configuration of mergekit says itself what each tensor gets: filter.")
         _require_free_names(find_recipe(Path(config["recipe"][MERGEKIT]), folders), reserved)
         return merge_of_mergekit(config, folders).recipe
-    recipe = _built(with_measured(config.get("recipe"), folders), folders)
+    recipe = _built(with_files(config.get("recipe"), folders), folders)
     names = sorted({parameter.name for parameter in parameters_of(recipe)} - set(reserved))
     values = {name: config[name] for name in names if config.get(name) is not None}
     filled = fill_from_files(recipe, values, folders)
@@ -166,7 +166,7 @@ def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
     """
     if is_of_mergekit(recipe):
         return set(paths_in(find_recipe(Path(recipe[MERGEKIT]), folders)))
-    return {parameter.name for parameter in parameters_of(_built(without_measured(recipe), folders))}
+    return {parameter.name for parameter in parameters_of(_built(without_files(recipe), folders))}
 
 
 def is_of_mergekit(recipe: Any) -> bool:

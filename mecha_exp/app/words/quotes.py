@@ -22,6 +22,8 @@ _LEXER = "LexerNoViableAltException: "
 KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
 """A key as Hydra reads it."""
 _NAME = re.compile(r"[+~]{0,2}[A-Za-z_][\w.$/@-]*", re.ASCII)
+TOO_DEEP = "it has too many brackets in each other"
+
 _MAX_SHOWN = 300
 
 
@@ -84,7 +86,7 @@ def parse(word: str) -> Override | None:
     """An override; None if Hydra cannot parse the word."""
     try:
         return OverridesParser.create().parse_overrides([word])[0]
-    except OverrideParseException:
+    except (OverrideParseException, RecursionError):
         return None
     except HydraException:  # `glob` needs the configuration, and is parsed when there is one
         return None
@@ -93,6 +95,8 @@ def parse(word: str) -> Override | None:
 def explain(error: OverrideParseException) -> str:
     """A message for a word that Hydra cannot parse: where it stops, and the word that it could be."""
     word = str(error.override)
+    if error.message == TOO_DEEP:
+        return f"{brief(word)} cannot be read: {TOO_DEEP}."
     key, equals, value = word.partition("=")
     shown = word.lstrip("+")
     place = _place(error, word) - (len(word) - len(shown))

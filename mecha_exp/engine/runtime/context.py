@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class MergeStats:
 
     Attributes:
         nonfinite: of each job and key the number of values of the output that are NaN or infinite.
+        peaks: of each job and key the largest magnitude so far, where an input's dtype goes lower than the
+            output's.
         disagreeing: copied keys of which the inputs hold different bytes.
         moments: of each job and input the `moments` of each key.
         errors: of each job that quantises the `moments` of what is stored and what was merged, by key.
@@ -35,6 +38,7 @@ class MergeStats:
     """
 
     nonfinite: dict[tuple[int, str], int] = field(default_factory=dict)
+    peaks: dict[tuple[int, str], float] = field(default_factory=dict)
     disagreeing: list[str] = field(default_factory=list)
     moments: dict[tuple[int, ModelNode], dict[str, torch.Tensor]] = field(default_factory=dict)
     errors: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -44,6 +48,12 @@ class MergeStats:
     _moments_of_experts: dict[tuple[int, ModelNode, str], dict[int, torch.Tensor]] = field(
         default_factory=dict
     )
+
+    def add_peak(self, job: int, key: str, peak: float) -> None:
+        """Take the largest magnitude in a part of a key into account; that of NaN is infinite."""
+        with self.lock:
+            known = self.peaks.get((job, key), 0.0)
+            self.peaks[job, key] = max(known, peak if peak < math.inf else math.inf)
 
     def add_moments(self, job: int, model: ModelNode, key: KeyPlan, part: Tile, values: torch.Tensor) -> None:
         """Record the `moments` of a part of a key; those of all experts are added up, in their order."""

@@ -19,7 +19,7 @@ from mecha_exp.engine.ir.program import Pass
 from mecha_exp.engine.ir.reductions import is_by_entry
 from mecha_exp.engine.planner.keys.key_plan import Output, Structure
 from mecha_exp.engine.planner.plan import Plan
-from mecha_exp.engine.runtime.overflow import overflows_from
+from mecha_exp.engine.runtime.overflow import loses_digits_below, overflows_from
 from mecha_exp.engine.runtime.stream import can_stream
 from mecha_exp.graph.nodes import ModelNode, Node
 
@@ -66,6 +66,13 @@ class PassSpec:
     def item_bytes(self) -> int:
         """Bytes read per element."""
         return sum(dtype.itemsize for dtype in self.stored.values()) if self.pass_.is_full else 0
+
+    @cached_property
+    def least(self) -> Mapping[Output, float]:
+        """The least magnitude with all digits, of outputs whose dtype does not go as low as the inputs."""
+        outputs = (output for _, outputs in self.outputs for output in outputs)
+        each = {o: loses_digits_below(torch_dtype(o.dtype), self.stored.values()) for o in outputs}
+        return {output: least for output, least in each.items() if least}
 
     @cached_property
     def kernel(self) -> Kernel | None:

@@ -39,6 +39,9 @@ Larger intermediate results are given back to the system after every operation a
 with tiles of 1 << 19 that took a fifth of the processor time of Arcee fusion.
 """
 
+LOOKED_AT = 1 << 12
+"""Elements that tell mostly that a key is not too small for its output: few, since they take Python."""
+
 STREAMED_TOGETHER = 1 << 21
 """Elements that a worker streams at a time: calls of Python are few then."""
 
@@ -131,13 +134,23 @@ class KeyPass:
 
     def _stream(self, launch: StreamLaunch, tile: Tile, scratch: Scratch) -> None:
         """Stream several tiles; those that the stream kernel leaves to Python are computed one by one."""
-        done = launch.run(tile, self._length, scratch)
-        while (start := tile.start + done) < tile.stop:
-            stop = min(start + self._length, tile.stop)
-            self._run_tile(replace(tile, start=start, stop=stop), scratch)
-            done = stop - tile.start
-            if stop < tile.stop:
-                done += launch.run(replace(tile, start=stop), self._length, scratch)
+        start = tile.start
+        while start < tile.stop:
+            length = self._length
+            if self._may_be_too_small():
+                if start == tile.start:
+                    length = min(length, self.block * max(1, LOOKED_AT // self.block))
+            else:
+                start += launch.run(replace(tile, start=start), length, scratch)
+            if start < tile.stop:
+                stop = min(start + length, tile.stop)
+                self._run_tile(replace(tile, start=start, stop=stop), scratch)
+                start = stop
+
+    def _may_be_too_small(self) -> bool:
+        """Whether all values of an output so far are too small for its dtype."""
+        peaks, key = self._context.stats.peaks, self._part.key
+        return any(peaks.get((output.job, key), 0.0) < least for output, least in self._spec.least.items())
 
     def _run_tile(self, tile: Tile, scratch: Scratch) -> None:
         if self._call is not None:
@@ -331,6 +344,8 @@ class KeyPass:
             assert values is not None
             (peak,) = peaks_of([values])
         for output in outputs:
+            if output in self._spec.least:
+                self._context.stats.add_peak(output.job, tile.key, peak)
             dtype = torch_dtype(output.dtype)
             fits, is_kept = peak < overflows_from(dtype, self._dtype), self._plan.keeps(output)
             if fits and not is_kept:

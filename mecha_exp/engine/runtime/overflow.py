@@ -1,8 +1,9 @@
-"""Values that overflow a dtype: how many there are, and how they are stored."""
+"""Values too large or too small for a dtype: how many there are, and how they are stored."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
@@ -12,6 +13,12 @@ import torch
 def overflows_from(dtype: torch.dtype, compute_dtype: torch.dtype) -> float:
     """A magnitude below which every number fits in `dtype`: that of its largest one, or infinity."""
     return torch.finfo(dtype).max if dtype.itemsize < compute_dtype.itemsize else torch.inf
+
+
+def loses_digits_below(dtype: torch.dtype, stored: Iterable[torch.dtype]) -> float:
+    """The magnitude below which `dtype` has fewer digits; 0 where no input's dtype goes lower."""
+    least = torch.finfo(dtype).tiny
+    return least if any(torch.finfo(each).tiny < least for each in stored) else 0.0
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,6 +111,8 @@ class Resumption:
         note: Note = {}
         if count := stats.nonfinite.get((job, key.key)):
             note["nonfinite"] = count
+        if (peak := stats.peaks.get((job, key.key))) is not None:
+            note["peak"] = min(peak, sys.float_info.max)  # JSON has no infinity
         if structure.program is None and key.key in stats.disagreeing:
             note["disagreeing"] = True
         models = [model for j, model, _ in structure.statistics if j == job]
@@ -123,6 +126,8 @@ class Resumption:
         stats = self.stats
         if count := note.get("nonfinite"):
             stats.nonfinite[job, key.key] = count
+        if (peak := note.get("peak")) is not None:
+            stats.add_peak(job, key.key, peak)
         if note.get("disagreeing") and key.key not in stats.disagreeing:
             stats.disagreeing.append(key.key)
         if error := note.get("quantisation_error"):

@@ -31,7 +31,7 @@ from mecha_exp.engine.runtime.buffers import Scratch, widen
 from mecha_exp.engine.runtime.context import MergeContext
 from mecha_exp.engine.runtime.key_pass import peaks_of
 from mecha_exp.engine.runtime.key_tasks import tasks_of
-from mecha_exp.engine.runtime.overflow import overflows_from
+from mecha_exp.engine.runtime.overflow import loses_digits_below, overflows_from
 from mecha_exp.engine.runtime.scheduler import KeyTask, TileTask
 from mecha_exp.errors import MechaError, MergeError
 from mecha_exp.graph.nodes import Node
@@ -214,14 +214,24 @@ class ComputeTogether(KeyTask):
         """The values of all keys for each job; raises MechaError where some are not finite."""
         structure, roots = self._structure, self._roots(scratch)
         results = [roots[output.root] for output in structure.outputs]
+        stored = [torch_dtype(info.dtype) for info in structure.stored.values()]
         values = {}
         for output, result, peak in zip(structure.outputs, results, peaks_of(results), strict=True):
             dtype = torch_dtype(output.dtype)
             if not peak < overflows_from(dtype, result.dtype):
                 raise _not_finite()
+            if loses_digits_below(dtype, stored):
+                self._add_peaks(output.job, result)
             if self._context.plan.keeps(output):
                 values[output.job] = round_to(result, dtype)
         return values
+
+    def _add_peaks(self, job: int, result: torch.Tensor) -> None:
+        """Note the largest magnitude of each key."""
+        lengths = torch.tensor([*self._counts.values()])
+        peaks = torch.segment_reduce(result.abs(), "max", lengths=lengths).tolist()
+        for key, peak in zip(self._counts, peaks, strict=True):
+            self._context.stats.add_peak(job, key, peak)
 
     def _roots(self, scratch: Scratch) -> list[Any]:
         """The values of `run_stacked`."""

@@ -27,6 +27,9 @@ CPU, CUDA = "cpu", "cuda"
 
 Worker = EvaluationProcess | EvaluationActor
 
+MOST_WORKERS = 1024
+"""Processes that measure at the same time, at most."""
+
 _pools: dict[tuple[Sequence[str], int, Sequence[str]], EvaluationPool] = {}
 _actors: list[Callable[[], Actor]] = []  # how actors are made, if new pools have some
 _opening = Lock()
@@ -169,8 +172,11 @@ def read_workers(workers: object, devices: object, problems: Problems) -> tuple[
             problems.add(problem)
     if workers is None:
         return len(names), tuple(names)
-    if not is_whole(workers, least=0):
-        problems.add(f"evaluator.workers: expected a number of processes, or null for none, got {workers!r}.")
+    if not is_whole(workers, least=0) or workers > MOST_WORKERS:
+        problems.add(
+            f"evaluator.workers: expected a number of processes from 0 to {MOST_WORKERS}, or null for none, "
+            f"got {workers!r}."
+        )
         return 0, ()
     if names and workers < len(names):
         problems.add(

@@ -57,7 +57,7 @@ def read_race(
         near = nearest(str(choice), _CHOICES)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         wrong.append(f"evaluator.race={choice}: expected true, false or {HALVING}.{hint}")
-    if isinstance(alpha, bool | str) or alpha is None or not 0 < alpha < 1:
+    if not is_number(alpha) or not 0 < alpha < 1:
         wrong.append(
             f"evaluator.race_alpha={alpha}: expected a probability between 0 and 1, such as {ALPHA}."
         )

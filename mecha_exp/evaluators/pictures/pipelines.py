@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.transfers import transfers_to
 from mecha_exp.evaluators.common import (
     ModelFolder,
     calm,
@@ -25,7 +26,6 @@ from mecha_exp.evaluators.common import (
     one_line,
 )
 from mecha_exp.evaluators.common.devices import AUTO
-from mecha_exp.evaluators.common.transfers import transfers_to
 from mecha_exp.evaluators.pictures.components import INDEX, Component, index_of, networks_of
 
 _TEXT_TO_IMAGE = ("prompt", "num_inference_steps", "generator", "height")

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluators.common import one_line
 from mecha_exp.evaluators.vision.tables import LABEL, PICTURE, Table, read_tables
+from mecha_exp.numbers import is_number, is_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,11 +95,11 @@ class Division:
         Raises:
             ConfigError: one is not in its range.
         """
-        if self.share is not None and (isinstance(self.share, bool | str) or not 0 < self.share < 1):
+        if self.share is not None and not (is_number(self.share) and 0 < self.share < 1):
             raise ConfigError(
                 f"evaluator.validation_share={self.share}: expected a number above 0 and below 1."
             )
-        if self.limit is not None and (isinstance(self.limit, bool | str | float) or self.limit < 1):
+        if self.limit is not None and not is_whole(self.limit, least=1):
             raise ConfigError(f"evaluator.limit={self.limit}: expected a whole number of at least 1.")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from state_dicts import write_holes
 
-from mecha_exp.architectures import resolve
 from mecha_exp.graph.curves import PRESETS, Preset
 
 BLOCKS = [*(f"IN{i:02}" for i in range(12)), "M00", *(f"OUT{i:02}" for i in range(12))]
@@ -118,17 +118,3 @@ def test_the_plan_of_a_real_checkpoint_has_the_published_numbers(app, folder):
     shown = [line.split()[:2] for line in outcome.out.splitlines() if line.strip().startswith(tuple(BLOCKS))]
     expected = dict(zip(BLOCKS, published("SMOOTHSTEP"), strict=True)) | {"IN04": 0.7}
     assert {block: float(value) for block, value in shown} == pytest.approx(expected, rel=1e-3)
-
-
-def write_holes(path: Path, identifier: str) -> None:
-    """A checkpoint of full size that takes no room: its header, and a hole."""
-    header, end = {}, 0
-    for key, info in resolve(identifier).keys().items():
-        if not info.optional:
-            size = 2 * torch.Size(info.shape).numel()
-            header[key] = {"dtype": "F16", "shape": info.shape, "data_offsets": [end, end + size]}
-            end += size
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)

@@ -48,7 +48,7 @@ def test_the_next_model_goes_to_the_gpus_while_a_point_is_measured(
 ):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", f"test_size_ahead_{expected}"))
     models = []
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers.expect", models.append)
+    monkeypatch.setattr("mecha_exp.evaluation.transfers.expect", models.append)
     sweep = ("recipe=weighted_sum", "alpha=0.1,0.3,0.4", "-m", "plugins=[size.py]", "output=none")
 
     outcome = app(*sweep, f"evaluator.name=test_size_ahead_{expected}", setting)

@@ -337,12 +337,49 @@ def test_names_of_blocks_may_be_quoted_as_in_json(app, models):
 
 
 @pytest.mark.parametrize(
-    "word", ["evaluator=[{name: x}]", "recipe=[1]", "hydra/launcher=[{a: 1}]", "output=[[a]]"]
+    "word",
+    ["evaluator=[{name: x}]", "recipe=[1]", "hydra/launcher=[{a: 1}]", "output=[[a]]", "engine=[]"]
+    + [f"{group}={value}" for group in ("recipe", "models") for value in ("null", "1", "true,ties")],
 )
 def test_a_choice_that_is_no_name_is_answered_with_one(app, models, word):
     outcome = app("recipe=ties", word, "alpha=0.3")
 
     assert outcome.status == 1 and "expected the name of an option, such as " in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("models.dir=true", "models.dir: expected a text"),
+        ("models.cache=[a]", "models.cache: expected a text"),
+        ("models.sets={a: [b]}", "models.sets: expected a list"),
+        ("tracking.uri=[a]", "tracking.uri: expected a text"),
+        ("store={a: 1}", "store: expected a text"),
+        ("hub=5", "hub: expected a mapping"),
+        ("keys=[1,[2]]", "keys: expected kinds of keys"),
+        ("engine.cluster=5", "engine.cluster: expected processes"),
+        ("engine.device=99999999999999999999", "engine.device: expected 'cpu'"),
+        (
+            "evaluator.workers=99999999999999999999",
+            "evaluator.workers: expected a number of processes from 0",
+        ),
+        ("evaluator.race_alpha=[]", "evaluator.race_alpha=[]: expected a probability"),
+        ("alpha=" + "[" * 500 + "]" * 500, "too many brackets in each other"),
+    ],
+)
+def test_a_value_of_another_type_is_answered_by_what_is_expected(app, models, word, said):
+    outcome = app("recipe=ties", word, "evaluator.name=digits", "output=none")
+
+    assert outcome.status == 1 and said in outcome.err
+
+
+def test_folders_that_are_named_by_numbers_are_folders(app, models):
+    (models / "7").mkdir()
+    (models / "base.safetensors").rename(models / "7" / "mine.safetensors")
+
+    outcome = app("recipe=ties", "models.dir=7", "models.base=mine.safetensors", "store=8", "output=none")
+
+    assert outcome.status == 0 and (models / "8").is_dir()
 
 
 METHOD = """
