@@ -44,7 +44,7 @@ METHODS = [
 ]
 MASKS = {"emr_mask", "tall_mask_of"}
 """Composites that give a number for each entry, and not one for the tensor."""
-WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)
+WORKERS, TILES = (1, 2, 4), (1 << 12, 1 << 18, 1 << 20)  # the last two hold every tensor of SHAPES whole
 
 
 @merge_method(elementwise=True, register=False)
@@ -118,7 +118,7 @@ def test_neither_workers_nor_tiles_nor_interrupts_nor_repeats_leave_a_trace(meth
 
 def check_that_no_run_leaves_a_trace(recipe, tmp_path):
     path = tmp_path / "out.safetensors"
-    runs = [*product(WORKERS, TILES), (2, 1 << 12)]  # ten of them
+    runs = [*product(WORKERS, TILES[:2]), (2, 1 << 12)]
     digests = {run(recipe, path, workers=workers, tile_size=size) for workers, size in runs}
 
     heard = set()

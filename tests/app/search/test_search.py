@@ -153,14 +153,14 @@ def test_the_knots_of_a_curve_over_the_depth_are_searched_by_cmaes(app, folder):
         return {"distance": sum((a - b) ** 2 for a, b in zip(knots, (0.2, 0.9, 0.4, 0.7), strict=True))}
 
     curve = ("alpha=[0.5,0.5,0.5,0.5]", "alpha.*=interval(0,1)", "alpha.3=0.7")
-    how = ("sweep=search", "sweep.sampler=cmaes", "sweep.trials=60", "sweep.batch=10")
+    how = ("sweep=search", "sweep.sampler=cmaes", "sweep.trials=40", "sweep.batch=10")
     outcome = app(
         *how, "recipe=task_arithmetic", *curve, "evaluator.name=test_curve", "output=none", "tracking=none"
     )
 
     assert outcome.status == 0, outcome.err
     values = [record["metrics"]["distance"] for record in records(sweep_of(folder))]
-    assert min(values[:10]) > 0.02 > min(values)
+    assert sum(values[-10:]) < sum(values[:10]) / 3  # draws at random would be as far as before
     assert {tuple(trial["parameters"]) for trial in trials(folder)} == {("alpha.0", "alpha.1", "alpha.2")}
     by_block = (sweep_of(folder) / "0" / "block_values.csv").read_text()
     assert len({line.rpartition(",")[2] for line in by_block.splitlines()[1:]}) == 4, "a value by depth"

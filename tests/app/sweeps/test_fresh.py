@@ -23,7 +23,6 @@ OF_SETS = (
 SWEEP = ("recipe=dare_ties", "density=0.4,0.8", "sweep.replicates=2", "output=none", "tracking=none", "-m")
 
 
-@pytest.mark.usefixtures("figures")
 def test_the_chosen_setting_is_reported_with_new_seeds_on_test_alone(app: Callable, folder: Path):
     outcome = app(*SWEEP, "sweep.fresh=2")
     assert outcome.status == 0, outcome.err
@@ -68,7 +67,6 @@ def as_words(sets: list[list[str]]) -> str:
         ("recipe=dare_linear", "density=0.5", "sweep=leave_one_expert_out"),
     ],
 )
-@pytest.mark.usefixtures("figures")
 def test_the_chosen_setting_is_reported_with_new_sets_of_experts(app: Callable, folder: Path, words):
     sets = expert_sets(folder, [1.0, 1.01, 1.02, 1.03])
     outcome = app(

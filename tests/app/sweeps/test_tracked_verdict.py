@@ -25,7 +25,6 @@ def runs_of(client: MlflowClient) -> tuple:
     return parent, points, inputs
 
 
-@pytest.mark.usefixtures("figures")
 def test_the_run_of_a_sweep_has_the_reported_number_its_interval_and_the_sentence(app, folder, client):
     assert app("alpha=0.3,0.9", "-m", tracked=True).status == 0
 
@@ -48,7 +47,6 @@ def test_the_run_of_a_sweep_has_the_reported_number_its_interval_and_the_sentenc
         assert sha256(path.read_bytes()).hexdigest() == run.data.tags["model/sha256"]
 
 
-@pytest.mark.usefixtures("figures")
 def test_a_search_has_its_trials_and_the_best_so_far_by_step(app, folder, client):
     words = ("sweep=search", "alpha=interval(0,1.5)", "sweep.trials=5", "output=none", "-m")
     assert app("recipe=task_arithmetic", *words, tracked=True).status == 0
@@ -64,7 +62,6 @@ def test_a_search_has_its_trials_and_the_best_so_far_by_step(app, folder, client
     assert best == [max(trials[: n + 1]) for n in range(5)]
 
 
-@pytest.mark.usefixtures("figures")
 def test_a_descent_has_its_losses_by_step(app, folder, client):
     words = ("sweep=gradient", "sweep.steps=4", "sweep.checkpoints=1", "output=none", "-m")
     outcome = app("recipe=task_arithmetic", *words, tracked=True)
