@@ -7,32 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mecha_exp.across import run_plan
-from mecha_exp.checkpoint import is_file_name, open_stored, parse_size
-from mecha_exp.checkpoint.remote import with_slashes
-from mecha_exp.cli.arguments import (
-    add_engine,
-    add_recipe,
-    engine_options,
-    is_of_mergekit,
-    load_mergekit,
-    load_recipe,
-    make_parser,
-)
-from mecha_exp.engine import EngineOptions, Job, plan
-from mecha_exp.engine.planner.by_key import parse_output_dtype
-from mecha_exp.engine.provenance import Origin
+from mecha_exp.cli.arguments import add_engine, add_recipe, make_parser
 from mecha_exp.errors import ConfigError, counted
-from mecha_exp.mergekit.recipe import Merge
-from mecha_exp.publishing.card import Settings, model_card
-from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
-from mecha_exp.recipe.files import find_recipe
 from mecha_exp.system.memory import PeakMemory
 from mecha_exp.system.progress import merge_summary
-from mecha_exp.terminal.bars import progress_bar
 from mecha_exp.terminal.console import as_typed, print_line
+
+if TYPE_CHECKING:
+    from mecha_exp.engine import EngineOptions, Job
+    from mecha_exp.mergekit.recipe import Merge
 
 EXAMPLE = """\
 examples:
@@ -69,6 +54,13 @@ _OF_MERGEKIT = {
 def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
     options, unknown = _parser().parse_known_intermixed_args(arguments)
+    from mecha_exp.across import run_plan
+    from mecha_exp.checkpoint.remote import with_slashes
+    from mecha_exp.cli.recipes import engine_options, is_of_mergekit, load_mergekit, load_recipe
+    from mecha_exp.engine import plan
+    from mecha_exp.mergekit.recipe import Merge
+    from mecha_exp.terminal.bars import progress_bar
+
     is_foreign = is_of_mergekit(options.recipe)
     _require_known(unknown, is_foreign)
     if is_foreign:
@@ -95,8 +87,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _size(text: str) -> int:
+    from mecha_exp.checkpoint import parse_size
+
+    return parse_size(text)
+
+
 def _job(options: argparse.Namespace, merge: Merge, previous: _PreviousMerge, engine: EngineOptions) -> Job:
     """The job of a command; a model that is merged again unchanged gets the same header."""
+    from mecha_exp.checkpoint import is_file_name
+    from mecha_exp.engine import Job
+    from mecha_exp.engine.planner.by_key import parse_output_dtype
+    from mecha_exp.publishing.card import Settings, model_card
+
     dtype = parse_output_dtype(options.dtype or previous.output.get("dtype"))
     output = _output(options)
     is_unchanged = previous.metadata and not options.parameter and not options.dtype
@@ -132,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", help="of the output, as float16 (default: each key's in the first model)")
     parser.add_argument(
         "--shard-size",
-        type=parse_size,
+        type=_size,
         metavar="SIZE",
         help="the most bytes of a file of a folder, as 5GB (default: one file)",
     )
@@ -169,6 +172,11 @@ class _PreviousMerge:
 
 
 def _previous_merge(options: argparse.Namespace) -> _PreviousMerge:
+    from mecha_exp.checkpoint import open_stored
+    from mecha_exp.engine.provenance import Origin
+    from mecha_exp.recipe.files import SUFFIX as RECIPE_SUFFIX
+    from mecha_exp.recipe.files import find_recipe
+
     path = find_recipe(options.recipe, options.models_dir)
     if path.suffix == RECIPE_SUFFIX:
         return _PreviousMerge()
