@@ -35,7 +35,6 @@ VERBS = (
     "ls",
     "merge",
     "plan",
-    "push",
     "reproduce",
     "show",
     "table",

@@ -10,7 +10,7 @@ from mecha_exp.errors import ConfigError, RecipeError
 from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.paths import OUTPUTS
 from mecha_exp.plugins import load_plugins
-from mecha_exp.publishing.citations import cited, methods_in
+from mecha_exp.runs.citations import cited, methods_in
 from mecha_exp.runs.query import find_run, find_sweep
 from mecha_exp.runs.record import read_recipe
 
