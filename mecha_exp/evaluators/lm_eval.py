@@ -30,14 +30,14 @@ from mecha_exp.numbers import is_number
 __all__ = ["lm_eval"]
 
 
-def _names(tasks: Any) -> list[str]:
+def _names(tasks: str | Sequence[str]) -> list[str]:
     """The names of tasks: a list, or words with commas between them.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: there is none.
     """
     listed = tasks.split(",") if isinstance(tasks, str) else tasks
-    if not isinstance(listed, Sequence) or not listed or not all(isinstance(name, str) for name in listed):
+    if not listed:
         raise ConfigError(f"evaluator.tasks: expected names of tasks, as in [arc_easy,piqa], got {tasks!r}.")
     return [name.strip() for name in listed]
 
