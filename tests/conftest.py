@@ -36,22 +36,18 @@ def log_level() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def of_plugins() -> Iterator[None]:
-    """What a test's plugins registered is gone after it: those of another test may have the same names."""
+def registries() -> Iterator[None]:
+    """What a test and its plugins register is gone after it: another test may take the same names."""
+    from mecha_exp.architectures.library import registry as configs
     from mecha_exp.evaluation import registry as evaluators
     from mecha_exp.method_api import registry as methods
 
-    before = set(sys.modules), set(methods._registry), set(evaluators._registry)
-    yield
-    for name in [name for name in sys.modules if name.startswith("mecha_exp_plugin_")]:
-        if name not in before[0]:
+    before = set(sys.modules)
+    with methods.isolated(), evaluators.isolated(), configs.isolated():
+        yield
+    for name in sys.modules.keys() - before:
+        if name.startswith("mecha_exp_plugin_"):
             del sys.modules[name]
-    for name in methods._registry.keys() - before[1]:
-        if methods._registry[name].function.__module__.startswith("mecha_exp_plugin_"):
-            del methods._registry[name]
-    for name in evaluators._registry.keys() - before[2]:
-        if not evaluators._registry[name].score.__module__.startswith("mecha_exp."):
-            del evaluators._registry[name]
 
 
 @pytest.fixture
@@ -70,16 +66,6 @@ def save(tmp_path: Path) -> Callable[[str, StateDict], str]:
 def models(save: Callable[[str, StateDict], str]) -> Callable[..., list[str]]:
     """Writes that many different `random_model`s and returns their paths."""
     return lambda count, **more: [save(f"model_{i}", random_model(i, **more)) for i in range(count)]
-
-
-@pytest.fixture
-def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries of methods and model configs whose changes are undone."""
-    from mecha_exp.method_api import registry
-
-    registry.all_methods()
-    monkeypatch.setattr("mecha_exp.method_api.registry._registry", dict(registry._registry))
-    monkeypatch.setattr("mecha_exp.architectures.library.registry._REGISTERED", {})
 
 
 @pytest.fixture(scope="session")

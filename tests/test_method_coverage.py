@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import method_cases
 import test_method_formulas
-import test_method_properties
 import test_methods
 import torch
 
@@ -101,9 +101,9 @@ def test_what_is_tested_elsewhere_is_named_there():
 
 
 def test_every_method_that_gives_a_model_has_the_properties_tried():
-    tried = {method.identifier for method in test_method_properties.METHODS}
+    tried = {method.identifier for method in method_cases.METHODS}
 
     plumbing = {x.identifier for x in all_methods() if x.__wrapped__.__module__.endswith("methods.plumbing")}
-    aside = test_method_properties.KEY_LESS | test_method_properties.OF_NETWORKS
-    aside |= test_method_properties.OF_ADAPTERS | test_method_properties.WITH_DATA
+    aside = method_cases.KEY_LESS | method_cases.OF_NETWORKS
+    aside |= method_cases.OF_ADAPTERS | method_cases.WITH_DATA
     assert tried == BUILT_IN - plumbing - aside

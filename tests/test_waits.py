@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from range_server import Handler, RangeServer
 from safetensors.torch import save_file
 
 import mecha_exp
-from bench.range_server import Handler, RangeServer
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.remote import file_systems, lookup, pieces, retries
 from mecha_exp.checkpoint.transaction import lock

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,18 @@ def all_evaluators() -> dict[str, Evaluator]:
     for name in announced(GROUP):
         _import(name)
     return dict(sorted(_registry.items()))
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Forget at the end which evaluators the block has registered, but for those of mecha_exp."""
+    before = dict(_registry)
+    try:
+        yield
+    finally:
+        ours = {n: entry for n, entry in _registry.items() if str(_module_of(entry)).startswith("mecha_exp.")}
+        _registry.clear()
+        _registry.update(ours | before)
 
 
 def _import(name: str) -> Evaluator:

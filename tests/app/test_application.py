@@ -177,7 +177,7 @@ def test_the_recipe_in_a_models_header_makes_the_same_tensors_again(app, folder)
     assert all(torch.equal(first[key], again[key]) for key in first)
 
 
-def test_a_recipe_as_text_may_call_the_method_of_a_plugin(app, folder, registries):
+def test_a_recipe_as_text_may_call_the_method_of_a_plugin(app, folder):
     (folder / "own.py").write_text(
         "from torch import Tensor\nfrom mecha_exp import Parameter, Return, merge_method\n"
         "@merge_method(elementwise=True)\n"

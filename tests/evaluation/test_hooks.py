@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ from mecha_exp.evaluation import all_evaluators, find_evaluator, identity, read_
 from mecha_exp.evaluators.common import ModelFolder, chosen_device, model_folder
 
 SHAPES = {"w": (2, 3)}
-
-
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
-    yield
 
 
 def folder(path: Path, **config: object) -> Path:

@@ -49,7 +49,7 @@ B = {"x.weight": torch.full((2, 3), 5.0), "x.bias": torch.full((2,), 6.0)}
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> dict[str, MergeMethod]:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, MergeMethod]:
     """The methods of a file of the user's own, beside the models `a` and `b`."""
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(PLUGIN)

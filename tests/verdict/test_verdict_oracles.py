@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_verdict_claims import QUICK, one, panel
+from verdict_cases import QUICK, one, panel
 
 from mecha_exp.evaluation.normalisation import find_experts
 from mecha_exp.evaluation.outcomes import Outcomes
