@@ -13,7 +13,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from mecha_exp.app.outputs.adapter import adapter_output
 from mecha_exp.app.point import NAMES, SECTIONS, Point
 from mecha_exp.app.recipes.templates import build_filled
-from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.app.words.plain_data import as_written, filled
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, parse_size
 from mecha_exp.checkpoint.remote import is_address, keep_in
@@ -27,15 +27,20 @@ from mecha_exp.numbers import is_number
 from mecha_exp.sources.search import find_model, folders_of
 
 
-def resolve(cfg: DictConfig) -> dict[str, Any]:
+def resolve(cfg: DictConfig, written: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The configuration without the `hydra` section, all references resolved.
+
+    Args:
+        cfg: the configuration.
+        written: the same as plain data, where it is at hand; see `Composed`.
 
     Raises:
         ConfigError: a dangling reference, or a mandatory value is missing.
     """
     try:
-        cfg = _with_paths(cfg)
-        return _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
+        written = dict(written or as_written(cfg))
+        cfg = _with_paths(cfg, written)
+        return _normal({str(key): _resolved(cfg, str(key), written) for key in cfg if key != "hydra"})
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         message = str(error).splitlines()[0]
@@ -53,15 +58,16 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}{message}.") from None
 
 
-def _with_paths(cfg: DictConfig) -> DictConfig:
+def _with_paths(cfg: DictConfig, written: dict[str, Any]) -> DictConfig:
     """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths."""
-    models = as_written(cfg.models)
+    models = written["models"]
     paths = {name: _as_paths(models[name]) for name in ("base", "experts", "sets") if name in models}
     if all(models[name] == value for name, value in paths.items()):
         return cfg
     changed = copy.deepcopy(cfg)
     with open_dict(changed):
         changed.models.update(paths)
+    written["models"] = as_written(changed.models)
     return changed
 
 
@@ -82,20 +88,28 @@ def _normal(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _resolved(cfg: DictConfig, key: str) -> Any:
-    value = cfg[key]
+def _resolved(cfg: DictConfig, key: str, written: Mapping[str, Any]) -> Any:
+    try:
+        return filled(written[key], written)
+    except (LookupError, RecursionError):
+        value = cfg[key]
     if not OmegaConf.is_config(value):
         return value
     return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
-def prepare_job(config: DictConfig, folder: Path) -> Point:
+def prepare_job(config: DictConfig, folder: Path, written: Mapping[str, Any] | None = None) -> Point:
     """`prepare` for the configuration of a job; errors name arguments as they are typed.
+
+    Args:
+        config: of the job.
+        folder: of its run.
+        written: the configuration as plain data, where it is at hand; see `Composed`.
 
     Raises:
         MechaError: as `resolve` and `prepare` raise it.
     """
-    resolved = resolve(config)
+    resolved = resolve(config, written)
     try:
         return prepare(resolved, folder)
     except MechaError as error:

@@ -37,7 +37,7 @@ class GridPoint:
 
     def config(self, scratch: Scratch | None = None) -> DictConfig:
         """The configuration of the point, made of that of the last one where there is a scratch."""
-        return (scratch or Scratch()).compose(self.pickled, [unchecked(o) for o in self.overrides])
+        return (scratch or Scratch()).compose(self.pickled, [unchecked(o) for o in self.overrides]).config
 
 
 @dataclass(frozen=True)
