@@ -29,6 +29,7 @@ _FILES_OF = {
     "models.module": _MEASURED,
 }
 """What stands beside the experts, and recipes that read it."""
+DEMO = "pkg://mecha_exp.examples.digits/"
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
 _OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
 _OPEN_PARTS = ("sweep.options.",)
@@ -135,7 +136,8 @@ def _check_models(
     if is_typed and idle:
         names = some((Path(str(experts[i])).name for i in idle), 3)
         with_base = _BASE in references
-        merged = f"{'models.base and ' if with_base else ''}{len(used) or 'no'} of the {len(experts)} experts"
+        base = "models.base (still the demo's) and " if base_of_demo(config) else "models.base and "
+        merged = f"{base if with_base else ''}{len(used) or 'no'} of the {len(experts)} experts"
         problems.add(
             f"{_EXPERTS}: the recipe{recipe_name(config)} merges {merged}, so {names} would not be used. "
             f"Leave out what is not used, or choose a recipe of any number of experts: "
@@ -150,6 +152,14 @@ def _check_base(point: GridPoint, config: DictConfig, references: set[str], prob
             f"{_BASE}: the recipe{recipe_name(config)} merges the experts alone, so the base would not be "
             f"used. Leave it out, or add it to {_EXPERTS}."
         )
+
+
+def base_of_demo(config: DictConfig) -> str | None:
+    """The base of the bundled demo where a recipe merges it with experts that are not of the demo."""
+    base = config.models.get("base")
+    experts = [str(expert) for expert in _experts(config)]
+    is_of_demo = isinstance(base, str) and base.startswith(DEMO) and {_BASE, _MODELS} & references_of(config)
+    return base if is_of_demo and not any(expert.startswith(DEMO) for expert in experts) else None
 
 
 def _typed(point: GridPoint) -> set[str]:
