@@ -12,15 +12,8 @@ from typing import Any
 from mecha_exp.across import run_plan
 from mecha_exp.checkpoint import is_file_name, open_stored, parse_size
 from mecha_exp.checkpoint.remote import with_slashes
-from mecha_exp.cli.arguments import (
-    add_engine,
-    add_recipe,
-    engine_options,
-    is_of_mergekit,
-    load_mergekit,
-    load_recipe,
-    make_parser,
-)
+from mecha_exp.cli.arguments import add_engine, add_recipe, make_parser
+from mecha_exp.cli.recipes import engine_options, is_of_mergekit, load_mergekit, load_recipe
 from mecha_exp.engine import EngineOptions, Job, plan
 from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.provenance import Origin

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_engine, add_recipe, engine_options, load_recipe, make_parser
+from mecha_exp.cli.arguments import add_engine, add_recipe, make_parser
+from mecha_exp.cli.recipes import engine_options, load_recipe
 from mecha_exp.engine import Job, plan
 
 EXAMPLE = """\

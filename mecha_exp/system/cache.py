@@ -112,16 +112,18 @@ def read_checksummed(path: Path) -> bytes | None:
     return content if checksum == _checksum(path, content) else None
 
 
-def made_of(files: Iterable[Path], name: str, make: Callable[[], Any]) -> Any:
-    """What is made of files alone, as JSON has it: from the cache if that has it of the same texts.
+def made_of(files: Iterable[Path], name: str, make: Callable[[], Any], *facts: str) -> Any:
+    """What is made of files and facts alone, as JSON has it: from the cache if that has it of the same ones.
 
     Args:
-        files: all that decide it.
+        files: all whose texts decide it.
         name: of the file in the cache, with a number that is raised when `make` changes.
         make: makes it.
+        facts: what else decides it.
     """
     folder = cache_folder()
-    digest = json_hash([name, *((path.name, path.read_text(encoding="utf-8")) for path in sorted(files))])
+    texts = ((path.name, path.read_text(encoding="utf-8")) for path in sorted(files))
+    digest = json_hash([name, *facts, *texts])
     path = folder / f"{name}-{digest[:32]}.json" if folder else None
     cached = read_checksummed(path) if path else None
     content = cached if cached is not None else json.dumps(make()).encode()

@@ -9,7 +9,7 @@ import os
 import platform
 from pathlib import Path
 
-import torch
+from mecha_exp.system.cache import made_of
 
 _CPUINFO = Path("/proc/cpuinfo")
 _VECTOR = (
@@ -28,15 +28,23 @@ _LINUX_NAMES = {
 def machine() -> dict[str, str]:
     """The system, the processor, its vector features, and the features that torch and MKL use."""
     model, flags = _processor()
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    decides = (importlib.metadata.version("torch"), asked, model, *sorted(flags))
     facts = {
         "machine/system": f"{platform.system()} {platform.machine()}",
         "machine/cpu": model or platform.processor() or "unknown",
         "machine/cores": str(os.cpu_count() or 1),
         "machine/vector_features": " ".join(name for name in _VECTOR if name in flags),
-        "machine/torch_uses": torch.backends.cpu.get_cpu_capability(),
+        "machine/torch_uses": made_of((), "torch_uses-1", _torch_uses, *decides),
         "machine/mkl_cbwr": os.environ.get("MKL_CBWR", ""),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _torch_uses() -> str:
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability()
 
 
 @functools.cache
