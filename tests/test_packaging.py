@@ -16,8 +16,9 @@ import pytest
 from wheels import FOLDERS, PROJECT, ROOT
 
 import mecha_exp
+from mecha_exp.cli import VERBS
 
-SHIPPED = {".css", ".html", ".js", ".json", ".py", ".yaml", ".safetensors", ".mecha", ".typed"}
+SHIPPED = {".css", ".html", ".js", ".json", ".py", ".pyi", ".yaml", ".safetensors", ".mecha", ".typed"}
 
 
 def source_files() -> Iterator[str]:
@@ -189,10 +190,12 @@ me.merge(me.ties(*files), "ties.safetensors")
     assert (tmp_path / "ties.safetensors").exists()
 
 
-def imported(*arguments: str) -> set[str]:
+def imported(*arguments: str, cwd: Path = ROOT) -> set[str]:
     """The top-level modules that a Python command imports."""
     command = [sys.executable, "-X", "importtime", *arguments]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    answer = subprocess.run(
+        command, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert answer.returncode == 0, answer.stderr
     return set(re.findall(r"^import time: .*\| +(\w+)", answer.stderr, re.MULTILINE))
 
@@ -204,11 +207,34 @@ def test_importing_the_package_costs_nothing():
     assert not modules & {"torch", "numpy", "numba", "hydra", "omegaconf", "mlflow", "matplotlib"}
 
 
-def test_asking_for_help_costs_little():
-    modules = imported("-m", "mecha_exp", "--help")
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_asking_for_help_costs_little(verb):
+    modules = imported("-m", "mecha_exp", *verb.split(), "--help")
 
-    assert {"mecha_exp", "hydra"} <= modules
+    assert {"mecha_exp", "argparse"} <= modules
     assert not modules & {"torch", "numba", "mlflow", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    "words", [("ls",), ("table",), ("why",), ("show", "SWEEP/0"), ("diff", "SWEEP/0", "SWEEP/1")]
+)
+def test_looking_at_results_costs_little(words, looked_at):
+    folder, sweep = looked_at
+    words = [word.replace("SWEEP", sweep) for word in words]
+
+    assert not imported("-m", "mecha_exp", *words, cwd=folder) & {"torch", "numba", "mlflow", "matplotlib"}
+
+
+@pytest.fixture(scope="module")
+def looked_at(as_a_user, tmp_path_factory):
+    """A folder with a sweep, and the sweep's name; what torch uses here is known from the first look."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    for words in (
+        ("alpha=0.3,0.5", "output=none", "tracking=none", "hydra.sweep.dir=outputs/a", "-m"),
+        ("ls",),
+    ):
+        assert as_a_user(*words, cwd=folder).status == 0
+    return folder, "outputs/a"
 
 
 def test_the_recipe_of_a_method_is_kept_for_help_and_completion(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mecha_exp.app.point import Point
-from mecha_exp.app.recipes.templates import base_of_mergekit
+from mecha_exp.app.recipes.templates import foreign_base
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, ConfigError
@@ -29,7 +29,7 @@ def base_of(point: Point) -> str | None:
 
     Of a configuration of mergekit it is its `base_model`.
     """
-    base = base_of_mergekit(point.config, point.options.model_dirs) or point.config["models"].get("base")
+    base = foreign_base(point.config, point.options.model_dirs) or point.config["models"].get("base")
     names = {point.files[node]: name for node, name in point.names.items()}
     try:
         return names.get(find_model(str(base), point.options.model_dirs)) if base else None

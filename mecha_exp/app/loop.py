@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mecha_exp.app.adaptive.points import AdaptiveSweep
 from mecha_exp.app.checks.race import check_race
-from mecha_exp.app.checks.unused_settings import idle_experts, is_base_idle
+from mecha_exp.app.checks.unused_settings import base_of_demo, idle_experts, is_base_idle
 from mecha_exp.app.command_line import CommandLine
 from mecha_exp.app.config.compose import multirun_config
 from mecha_exp.app.config.jobs import Batch, enter
@@ -106,20 +106,24 @@ def require_one_good_point(line: CommandLine, bench: Workbench, folder: Path) ->
     """
     problems = Problems()
     for config in line.points:
-        try:
+        good = None
+        with problems.collected(MechaError):
             enter(config)
             point = prepare_job(config, folder)
             with plan([point.job(point.output or {})], point.options) as planned:
-                scoring = bench.scoring(point, planned)
-        except MechaError as error:
-            problems.add(error)
-        else:
+                good = point, bench.scoring(point, planned)
+        if good:
             check_writable(folder / "run.json", 0)
             tracking = Tracking.of(line.config.tracking)
             if tracking.uri:
                 experiment(tracking.experiment)
                 absolute_uri(tracking.uri)
-            return point, scoring
+            return good
+        if (base := base_of_demo(config)) is not None:
+            problems.add(
+                f"models.base is still the demo's, {base}. Name the model that the experts were fine-tuned "
+                "from: models.base=PATH"
+            )
     problems.raise_as(ConfigError)
     raise ConfigError("the sweep has no points.")
 
@@ -241,7 +245,8 @@ def say_what_is_left_out(line: CommandLine) -> None:
             print_line(f"models.experts: {recipe} runs without {', '.join(idle)}")
     firsts = {id(point.base): point for point in reversed(line.points.points)}
     if idle := [str(p.base.hydra.runtime.choices.recipe) for p in firsts.values() if is_base_idle(p)]:
-        print_line(f"models.base: not of {', '.join(reversed(idle))}, which merge the experts alone")
+        merge = "merges" if len(idle) == 1 else "merge"
+        print_line(f"models.base: not of {', '.join(reversed(idle))}, which {merge} the experts alone")
     for key, recipes in line.left_out.items():
         print_line(f"{key}: not of {', '.join(recipes)}, which run without it")
     for note in line.notes:

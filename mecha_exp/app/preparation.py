@@ -15,7 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from mecha_exp.app.outputs.adapter import adapter_output
 from mecha_exp.app.point import NAMES, SECTIONS, Point
 from mecha_exp.app.recipes.templates import build_filled
-from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.app.words.plain_data import as_written, filled
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, parse_size
 from mecha_exp.checkpoint.remote import is_address, keep_in
@@ -63,15 +63,20 @@ class _Settings:
     store: str | None = None
 
 
-def resolve(cfg: DictConfig) -> dict[str, Any]:
+def resolve(cfg: DictConfig, written: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The configuration without the `hydra` section, all references resolved.
+
+    Args:
+        cfg: the configuration.
+        written: the same as plain data, where it is at hand; see `Composed`.
 
     Raises:
         ConfigError: a dangling reference, a mandatory value is missing, or a value has another type.
     """
     try:
-        cfg = with_paths(cfg)
-        config = _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
+        written = dict(written or as_written(cfg))
+        cfg = with_paths(cfg, written)
+        config = _normal({str(key): _resolved(cfg, str(key), written) for key in cfg if key != "hydra"})
         check_types(config)
         return config
     except OmegaConfBaseException as error:
@@ -106,9 +111,14 @@ def check_types(config: Mapping[str, Any]) -> None:
 _PATHS = ("base", "experts", "sets", "dir", "cache")
 
 
-def with_paths(cfg: DictConfig) -> DictConfig:
-    """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths."""
-    models, store = as_written(cfg.models), cfg.get("store")
+def with_paths(cfg: DictConfig, written: dict[str, Any]) -> DictConfig:
+    """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths.
+
+    Args:
+        cfg: the configuration.
+        written: the same as plain data, in which paths become texts as well.
+    """
+    models, store = written["models"], written.get("store")
     if not isinstance(models, dict):
         return cfg
     paths = {name: _as_paths(models[name]) for name in _PATHS if name in models}
@@ -118,6 +128,7 @@ def with_paths(cfg: DictConfig) -> DictConfig:
     with open_dict(changed):
         changed.models.update(paths)
         changed.store = _as_paths(store)
+    written |= {"models": as_written(changed.models), "store": changed.store}
     return changed
 
 
@@ -138,20 +149,28 @@ def _normal(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _resolved(cfg: DictConfig, key: str) -> Any:
-    value = cfg[key]
+def _resolved(cfg: DictConfig, key: str, written: Mapping[str, Any]) -> Any:
+    try:
+        return filled(written[key], written)
+    except (LookupError, RecursionError):
+        value = cfg[key]
     if not OmegaConf.is_config(value):
         return value
     return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
-def prepare_job(config: DictConfig, folder: Path) -> Point:
+def prepare_job(config: DictConfig, folder: Path, written: Mapping[str, Any] | None = None) -> Point:
     """`prepare` for the configuration of a job; errors name arguments as they are typed.
+
+    Args:
+        config: of the job.
+        folder: of its run.
+        written: the configuration as plain data, where it is at hand; see `Composed`.
 
     Raises:
         MechaError: as `resolve` and `prepare` raise it.
     """
-    resolved = resolve(config)
+    resolved = resolve(config, written)
     try:
         return prepare(resolved, folder)
     except MechaError as error:

@@ -1,17 +1,20 @@
 """Files that many threads read and write at absolute offsets, on every platform."""
 
+from __future__ import annotations
+
 import io
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mecha_exp.errors import CheckpointError
 from mecha_exp.system.file_limit import explain_limit, raise_limit
+
+if TYPE_CHECKING:
+    import torch
 
 POSITIONAL = hasattr(os, "preadv") and hasattr(os, "pwrite")  # Windows has neither: seek under a lock
 _CHUNK = 1 << 30  # more than 2 GiB in one call is cut short on Linux and refused on macOS and Windows
@@ -101,7 +104,7 @@ class PositionalFile:
         self._lock = None if POSITIONAL else threading.Lock()
         self._opened = identity_of(self.stat())
 
-    def __enter__(self) -> "PositionalFile":
+    def __enter__(self) -> PositionalFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,6 +212,8 @@ def byte_view(values: torch.Tensor) -> memoryview:
     """The memory of a contiguous 1-D tensor on the CPU, as bytes."""
     if values.device.type != "cpu" or not values.is_contiguous():
         raise CheckpointError("only contiguous tensors on the CPU can be read into or written from.")
+    import torch  # not above: what only lists files does without it
+
     return values.detach().view(torch.uint8).numpy().data
 
 

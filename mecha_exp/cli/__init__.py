@@ -36,7 +36,6 @@ VERBS = (
     "ls",
     "merge",
     "plan",
-    "push",
     "reproduce",
     "show",
     "table",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mecha_exp.cli.arguments import add_models_dir, make_parser
 from mecha_exp.errors import counted, some
-from mecha_exp.peft.extraction import ExtractedAdapter, extract_adapter
-from mecha_exp.peft.merge import MergedAdapter, merge_adapters
 from mecha_exp.terminal.console import make_table, print_line, print_table, stdout
+
+if TYPE_CHECKING:
+    from mecha_exp.peft.extraction import ExtractedAdapter
+    from mecha_exp.peft.merge import MergedAdapter
 
 EXAMPLE = """\
 examples:
@@ -35,6 +38,8 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == [EXTRACT]:
         return _extract(arguments[1:])
     options = _parser().parse_args(arguments)
+    from mecha_exp.peft.merge import merge_adapters
+
     weights = options.weights if len(options.weights) != 1 else options.weights[0]
     merged = merge_adapters(
         options.adapters, options.output, weights, options.rank, model_dirs=options.models_dir
@@ -44,6 +49,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _extract(arguments: list[str]) -> int:
+    from mecha_exp.peft.extraction import extract_adapter
+
     options = _parser_of_extract().parse_args(arguments)
     adapter = extract_adapter(
         options.fine,

@@ -9,7 +9,6 @@ from pathlib import Path
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.runs.bundle import write_bundle
 from mecha_exp.runs.query import find_sweep
 from mecha_exp.terminal.console import print_line
 
@@ -33,6 +32,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")
     parser.add_argument("--output", type=Path, metavar="FILE", help="a .zip file (default: the title)")
     options = parser.parse_args(arguments)
+    from mecha_exp.runs.bundle import write_bundle
+
     folder, sweep = find_sweep(options.sweep, [options.folder])
     target = options.output or Path(re.sub(r"[^\w.-]+", "_", sweep.title).strip("_.") + ".zip")
     if target.suffix != ".zip":

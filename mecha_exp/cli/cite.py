@@ -9,8 +9,6 @@ from mecha_exp.cli.arguments import add_plugins, make_parser
 from mecha_exp.errors import ConfigError, RecipeError
 from mecha_exp.method_api.registry import resolve_method
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.plugins import load_plugins
-from mecha_exp.publishing.citations import cited, methods_in
 from mecha_exp.runs.query import find_run, find_sweep
 from mecha_exp.runs.record import read_recipe
 
@@ -36,6 +34,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--in", dest="folder", type=Path, default=OUTPUTS, help="where sweeps are looked for")
     add_plugins(parser)
     options = parser.parse_args(arguments)
+    from mecha_exp.plugins import load_plugins
+    from mecha_exp.runs.citations import cited
+
     load_plugins(options.plugin)
     methods: list[str] = []
     modes: list[str] = []
@@ -54,6 +55,8 @@ def _add(word: str | None, folders: list[Path], methods: list[str], modes: list[
     Raises:
         ConfigError: it means nothing here.
     """
+    from mecha_exp.runs.citations import methods_in
+
     if word is not None:
         try:
             methods.append(resolve_method(word).identifier)

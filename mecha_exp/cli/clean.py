@@ -12,7 +12,6 @@ from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.paths import OUTPUTS, STORE
 from mecha_exp.runs.leftovers import Leftover, find_leftovers, find_task_folders
-from mecha_exp.runs.orphans import Unreferenced, find_unreferenced
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import agrees, print_json, print_line, show_error, stdout
 
@@ -23,6 +22,8 @@ Removable = PartialOutput | Leftover
 def main(arguments: list[str]) -> int:
     """List the leftovers, and delete them after confirmation."""
     options = _parser().parse_args(arguments)
+    from mecha_exp.runs.orphans import find_unreferenced
+
     for folder in options.folder:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder.")
@@ -95,6 +96,8 @@ def _delete(idle: Sequence[Removable]) -> int:
 
 def _counted(leftovers: Sequence[Removable]) -> str:
     """The counts by kind, as in `what is left of 2 merges and 1 stored result`."""
+    from mecha_exp.runs.orphans import Unreferenced
+
     merges = sum(isinstance(leftover, PartialOutput) for leftover in leftovers)
     results = sum(isinstance(leftover, Unreferenced) for leftover in leftovers)
     temporary = len(leftovers) - merges - results

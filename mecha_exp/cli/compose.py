@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_offline, add_recipe, load_recipe, make_parser
-from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
-from mecha_exp.recipe.templates import describe
+from mecha_exp.cli.arguments import add_offline, add_recipe, make_parser
 from mecha_exp.terminal.console import print_line, stderr
 
 EXAMPLE = """\
@@ -40,6 +38,10 @@ def main(arguments: list[str]) -> int:
         "-o", "--output", type=Path, help="the composed recipe (default: standard output)", metavar="FILE"
     )
     options = parser.parse_intermixed_args(arguments)
+    from mecha_exp.cli.recipes import load_recipe
+    from mecha_exp.recipe import parameters_of, serialize, serialize_and_save
+    from mecha_exp.recipe.templates import describe
+
     recipe = load_recipe(options)
     if options.output is None:
         sys.stdout.write(serialize(recipe) + "\n")

@@ -6,23 +6,18 @@ import argparse
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mecha_exp.architectures import Component as Part
-from mecha_exp.architectures import ModelConfig, resolve, small_files
-from mecha_exp.checkpoint import Component, Destination, StateDictSource, Template, open_stored
-from mecha_exp.checkpoint.folder import PIPELINE, STEMS
-from mecha_exp.checkpoint.safetensors.header import SUFFIX
 from mecha_exp.cli.arguments import add_models_dir, make_parser
-from mecha_exp.engine.provenance import PROVENANCE_KEYS
 from mecha_exp.errors import CheckpointError, counted, some
-from mecha_exp.plugins import load_model_configs
-from mecha_exp.sources.copier import write_source
-from mecha_exp.sources.format_view import ConvertedSource, convert_source
-from mecha_exp.sources.quantised.view import notes_on, require_plain
-from mecha_exp.sources.search import find_model
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal.bars import byte_bar
 from mecha_exp.terminal.console import print_line, stdout
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures import Component as Part
+    from mecha_exp.architectures import ModelConfig
+    from mecha_exp.checkpoint import Component, Destination, StateDictSource
+    from mecha_exp.sources.format_view import ConvertedSource
 
 EXAMPLE = """\
 examples:
@@ -50,6 +45,17 @@ TOKENIZERS = {
 def main(arguments: list[str]) -> int:
     """Convert a model."""
     options = _parser().parse_args(arguments)
+    from mecha_exp.architectures import resolve
+    from mecha_exp.checkpoint import open_stored
+    from mecha_exp.checkpoint.folder import PIPELINE
+    from mecha_exp.engine.provenance import PROVENANCE_KEYS
+    from mecha_exp.plugins import load_model_configs
+    from mecha_exp.sources.copier import write_source
+    from mecha_exp.sources.format_view import convert_source
+    from mecha_exp.sources.quantised.view import notes_on, require_plain
+    from mecha_exp.sources.search import find_model
+    from mecha_exp.terminal.bars import byte_bar
+
     load_model_configs()
     target = resolve(options.to)
     config = resolve(options.config) if options.config else None
@@ -110,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _destination(options: argparse.Namespace, target: ModelConfig, source: ConvertedSource) -> Destination:
+    from mecha_exp.checkpoint import Destination, Template, open_stored
+    from mecha_exp.sources.search import find_model
+
     infos = {key: source.info(key) for key in source.keys()}
     tensors = {key: (info.dtype, info.shape) for key, info in infos.items()}
     present = {target.component_of(key) for key in tensors}
@@ -130,6 +139,9 @@ def _destination(options: argparse.Namespace, target: ModelConfig, source: Conve
 
 def _small_files(target: ModelConfig, present: Collection[str]) -> dict[str, Path]:
     """The configuration files of the present parts; that of the pipeline only if all parts are present."""
+    from mecha_exp.architectures import small_files
+    from mecha_exp.checkpoint.folder import PIPELINE
+
     absent = {part.prefix.removesuffix(".") for part in target.parts if part.name not in present}
     return {
         name: path
@@ -140,6 +152,10 @@ def _small_files(target: ModelConfig, present: Collection[str]) -> dict[str, Pat
 
 def _folders(parts: Sequence[Part]) -> list[Component]:
     """A sub-folder for each part of a pipeline, with the file names that diffusers expects."""
+    from mecha_exp.checkpoint import Component
+    from mecha_exp.checkpoint.folder import STEMS
+    from mecha_exp.checkpoint.safetensors.header import SUFFIX
+
     components = []
     for part in parts:
         name = part.prefix.removesuffix(".")

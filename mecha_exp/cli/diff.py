@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mecha_exp.checkpoint.formats import SAFETENSORS
+from mecha_exp.app.words.slips import MODELS
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError
 from mecha_exp.inspection.run_diff import differences, show_differences
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.plugins import load_model_configs
 from mecha_exp.runs.query import Run, find_run
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.terminal.console import print_json
@@ -26,7 +25,6 @@ examples:
 def main(arguments: list[str]) -> int:
     """Print the differences between two runs, or two models."""
     options = _parser().parse_args(arguments)
-    load_model_configs()
     if _is_model(options.a) and _is_model(options.b):
         return _diff_models(options)
     if options.figure is not None:
@@ -59,12 +57,14 @@ def _is_model(word: str) -> bool:
     """Whether a word names a model rather than a run: a file, or a folder without a run's record."""
     path = Path(word)
     is_folder = path.is_dir() and not (path / RUN_FILE).is_file()
-    return path.is_file() or SAFETENSORS.has_suffix(path) or is_folder
+    return path.is_file() or path.suffix in MODELS or is_folder
 
 
 def _diff_models(options: argparse.Namespace) -> int:
     from mecha_exp.inspection.model_diff import compare_by_block, draw_models, show_models
+    from mecha_exp.plugins import load_model_configs
 
+    load_model_configs()
     comparison = compare_by_block(options.a, options.b)
     if options.json:
         print_json(comparison)

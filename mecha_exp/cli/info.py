@@ -6,19 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.app.config.method_recipes import recipe_text
-from mecha_exp.architectures import ModelConfig, get_all, get_all_adapters, resolve
-from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.errors import CheckpointError, ConfigError, brief, did_you_mean, nearest
-from mecha_exp.inspection import methods
-from mecha_exp.inspection.model import describe_model, show_model
-from mecha_exp.inspection.model_config import describe_config, show_config, show_configs, summary_of
 from mecha_exp.method_api.registry import all_methods, resolve_method
-from mecha_exp.plugins import load_model_configs, load_plugins
-from mecha_exp.sources.search import find_model
+
+if TYPE_CHECKING:
+    from mecha_exp.architectures import ModelConfig
 
 EXAMPLE = """\
 examples:
@@ -35,6 +31,10 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["methods"]:
         return _describe_methods(arguments[1:])
     options = _parser().parse_args(arguments)
+    from mecha_exp.inspection.model import show_model
+    from mecha_exp.inspection.model_config import describe_config, show_config, show_configs, summary_of
+    from mecha_exp.plugins import load_model_configs
+
     load_model_configs()
     data: dict[str, Any]
     if options.what is None:
@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _known_configs() -> list[ModelConfig]:
+    from mecha_exp.architectures import get_all, get_all_adapters
+
     return [*get_all(), *get_all_adapters()]
 
 
@@ -74,6 +76,9 @@ def _config_named(options: argparse.Namespace) -> ModelConfig | None:
     Raises:
         ConfigError: there is neither a config nor a model of that name.
     """
+    from mecha_exp.architectures import resolve
+    from mecha_exp.sources.search import find_model
+
     try:
         find_model(options.what, options.models_dir)
     except CheckpointError:
@@ -106,6 +111,10 @@ def _what_else(what: str, known: list[str]) -> str:
 
 
 def _describe_model(options: argparse.Namespace) -> dict[str, Any]:
+    from mecha_exp.checkpoint import open_stored
+    from mecha_exp.inspection.model import describe_model
+    from mecha_exp.sources.search import find_model
+
     with open_stored(find_model(options.what, options.models_dir)) as model:
         return describe_model(model, options.deep)
 
@@ -124,6 +133,9 @@ def _describe_methods(arguments: list[str]) -> int:
     form.add_argument("--recipe", action="store_true", help="a recipe file to begin with, for one method")
     add_plugins(parser)
     options = parser.parse_args(arguments)
+    from mecha_exp.inspection import methods
+    from mecha_exp.plugins import load_plugins
+
     if options.recipe and not options.name:
         parser.error("--recipe needs the NAME of a method")
     load_plugins(options.plugin)

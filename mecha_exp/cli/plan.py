@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mecha_exp.cli.arguments import add_engine, add_recipe, engine_options, load_recipe, make_parser
-from mecha_exp.engine import Job, plan
+from mecha_exp.cli.arguments import add_engine, add_recipe, make_parser
 
 EXAMPLE = """\
 examples:
@@ -49,6 +48,8 @@ def _plan_of_configuration(arguments: list[str]) -> int:
 
 def _plan_of_file(options: argparse.Namespace) -> int:
     from mecha_exp.app.provenance import input_names
+    from mecha_exp.cli.recipes import engine_options, load_recipe
+    from mecha_exp.engine import Job, plan
     from mecha_exp.terminal.plan import show_plan
 
     recipe = load_recipe(options)

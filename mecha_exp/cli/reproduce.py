@@ -8,19 +8,16 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mecha_exp.app.reproduction.comparison import Outcome
-from mecha_exp.app.reproduction.original import Original, read_original
-from mecha_exp.app.reproduction.remake import remake
-from mecha_exp.app.reproduction.sources import SOURCES_FILE, programs_in
-from mecha_exp.checkpoint import check_writable
 from mecha_exp.cli.arguments import add_models_dir, add_plugins, make_parser
 from mecha_exp.errors import ConfigError, counted
 from mecha_exp.paths import OUTPUTS, tracking_uri
-from mecha_exp.plugins import load_plugins
-from mecha_exp.runs.bundle import is_bundle, points_of, unpack
 from mecha_exp.terminal.console import agrees, print_json, print_line
+
+if TYPE_CHECKING:
+    from mecha_exp.app.reproduction.comparison import Outcome
+    from mecha_exp.app.reproduction.original import Original
 
 EXAMPLE = """\
 examples:
@@ -38,6 +35,12 @@ every byte is the same.
 def main(arguments: list[str]) -> int:
     """Merge a result again; returns 0 if the bytes are the same."""
     options = _parser().parse_args(arguments)
+    from mecha_exp.app.reproduction.original import read_original
+    from mecha_exp.app.reproduction.remake import remake
+    from mecha_exp.checkpoint import check_writable
+    from mecha_exp.plugins import load_plugins
+    from mecha_exp.runs.bundle import is_bundle
+
     load_plugins(options.plugin)
     check_writable("new", 0)  # of the size of the model: /tmp may be a memory disk
     if is_bundle(Path(options.what)):
@@ -58,6 +61,9 @@ def _bundle(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: the archive cannot be trusted, or names programs, which were not allowed to run.
     """
+    from mecha_exp.app.reproduction.original import read_original
+    from mecha_exp.runs.bundle import points_of, unpack
+
     if options.output is not None:
         raise ConfigError("--output keeps one model: unpack the bundle, and reproduce that point.")
     with tempfile.TemporaryDirectory(prefix=".reproduce-", dir=Path()) as scratch:
@@ -82,6 +88,8 @@ def _require_trust(originals: Sequence[Original], options: argparse.Namespace) -
     Raises:
         ConfigError: they may not.
     """
+    from mecha_exp.app.reproduction.sources import SOURCES_FILE, programs_in
+
     named = {Path(plugin).name for plugin in options.plugin}
     programs = dict.fromkeys(
         program
@@ -102,6 +110,8 @@ def _require_trust(originals: Sequence[Original], options: argparse.Namespace) -
 
 def _point(original: Original, scratch: Path, options: argparse.Namespace) -> tuple[Original, Outcome]:
     """Make one point of a bundle again. All points share the folder: a plugin is loaded once."""
+    from mecha_exp.app.reproduction.remake import remake
+
     assert original.folder is not None
     original = replace(original, source=f"{options.what}, point {original.folder.name}")
     return original, remake(original, options.models_dir, None, scratch, options.anyway, options.plugin)

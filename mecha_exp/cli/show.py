@@ -6,17 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mecha_exp.checkpoint.formats import SUFFIXES
-from mecha_exp.cli.arguments import add_offline, add_recipe, load_recipe, make_parser
-from mecha_exp.graph.nodes import Node
-from mecha_exp.inspection.recipe_tree import data_of, tree_of
+from mecha_exp.app.words.slips import MODELS
+from mecha_exp.cli.arguments import add_offline, add_recipe, make_parser
 from mecha_exp.inspection.run import show_run
-from mecha_exp.recipe import serialize
-from mecha_exp.recipe.files import SUFFIX
 from mecha_exp.runs.query import find_run
 from mecha_exp.runs.record import RUN_FILE
 from mecha_exp.runs.sweep import SWEEP_FILE
+
+if TYPE_CHECKING:
+    from mecha_exp.graph.nodes import Node
 
 EXAMPLE = """\
 examples:
@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
     if names_a_run(options.recipe):
         show_run(find_run(str(options.recipe)), options.json)
     else:
+        from mecha_exp.cli.recipes import load_recipe
+
         show_recipe(load_recipe(options), options)
     return 0
 
@@ -56,11 +58,14 @@ def names_a_run(word: Path) -> bool:
     """Whether a word names a run: its folder or, if there is no such file, its signature, name or id."""
     if (word / RUN_FILE).is_file() or (word / SWEEP_FILE).is_file():
         return True
-    return not word.exists() and word.suffix not in (SUFFIX, *SUFFIXES)
+    return not word.exists() and word.suffix not in (".mecha", *MODELS)
 
 
 def show_recipe(recipe: Node, options: argparse.Namespace) -> None:
     """Print a recipe in the form that the options ask for."""
+    from mecha_exp.inspection.recipe_tree import data_of, tree_of
+    from mecha_exp.recipe import serialize
+
     if options.text:
         sys.stdout.write(serialize(recipe) + "\n")
     elif options.json:

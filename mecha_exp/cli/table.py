@@ -13,7 +13,6 @@ from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import ConfigError, Problems, did_you_mean
 from mecha_exp.evaluation.declaration import DIRECTIONS
 from mecha_exp.paths import OUTPUTS
-from mecha_exp.recipe.yaml_reader import TITLE
 from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.export import write_csv
@@ -125,6 +124,8 @@ def _paper_table(sweeps: Mapping[Path, Sweep], options: argparse.Namespace) -> s
 
 def _titles(records: Mapping[Path, Record]) -> dict[str, str]:
     """The names that recipes have in papers, by their own, from the configuration of one point of each."""
+    from mecha_exp.recipe.yaml_reader import TITLE
+
     titles: dict[str, str] = {}
     for folder, record in records.items():
         recipe = str(record.parameters.get("recipe", ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mecha_exp.app.tracking import log_run, log_sweep
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import counted
 from mecha_exp.paths import tracking_experiment, tracking_uri
@@ -27,6 +26,8 @@ def main(arguments: list[str]) -> int:
         "--experiment", default=tracking_experiment(), help="the experiment (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
+    from mecha_exp.app.tracking import log_run, log_sweep
+
     loaded = [
         (folder, is_sweep(folder), None if is_sweep(folder) else Record.load(folder))
         for folder in options.folder

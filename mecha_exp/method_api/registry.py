@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,8 +32,8 @@ def register_method(method: MergeMethod) -> None:
     other = _registry.get(method.identifier)
     if other is not None and _origin(other) != _origin(method):
         raise RecipeError(
-            f"the name '{method.identifier}' of {_origin(method)} is taken by {_origin(other)}. "
-            "Give another `identifier=`."
+            f"the name '{method.identifier}' of {_origin(method)} is taken by {_origin(other)} in "
+            f"{inspect.getfile(other.function)}. Give another `identifier=`."
         )
     _registry[method.identifier] = method
 

@@ -6,6 +6,8 @@ import functools
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 
+from mecha_exp.system.machine import machine
+
 _TORCH, _KERNELS, _FEATURES = "version/torch", "machine/torch_uses", "machine/vector_features"
 _MKL = "machine/mkl_cbwr"
 
@@ -13,8 +15,6 @@ _MKL = "machine/mkl_cbwr"
 @functools.cache
 def deciding_facts() -> dict[str, str]:
     """The facts of this process that decide bits, by their tags in a record."""
-    from mecha_exp.system.machine import machine  # imports torch, which reading records does not need
-
     return {_TORCH: importlib.metadata.version("torch"), **machine()}
 
 

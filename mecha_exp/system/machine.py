@@ -7,9 +7,11 @@ import functools
 import importlib.metadata
 import os
 import platform
+import sys
 from pathlib import Path
 
-import torch
+from mecha_exp.system.cache import made_of
+from mecha_exp.system.texts import json_hash
 
 _CPUINFO = Path("/proc/cpuinfo")
 _VECTOR = (
@@ -28,15 +30,30 @@ _LINUX_NAMES = {
 def machine() -> dict[str, str]:
     """The system, the processor, its vector features, and the features that torch and MKL use."""
     model, flags = _processor()
+    features = " ".join(name for name in _VECTOR if name in flags)
     facts = {
         "machine/system": f"{platform.system()} {platform.machine()}",
         "machine/cpu": model or platform.processor() or "unknown",
         "machine/cores": str(os.cpu_count() or 1),
-        "machine/vector_features": " ".join(name for name in _VECTOR if name in flags),
-        "machine/torch_uses": torch.backends.cpu.get_cpu_capability(),
+        "machine/vector_features": features,
+        "machine/torch_uses": _kernels(model, features),
         "machine/mkl_cbwr": os.environ.get("MKL_CBWR", ""),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _kernels(*processor: str) -> str:
+    """The features that torch uses: from the cache where it is not imported, which takes most of a second."""
+    if "torch" in sys.modules:
+        return _kernels_by_torch()
+    decided_by = (*processor, importlib.metadata.version("torch"), os.environ.get("ATEN_CPU_CAPABILITY"))
+    return str(made_of((), f"kernels-{json_hash(decided_by)[:16]}", _kernels_by_torch))
+
+
+def _kernels_by_torch() -> str:
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability()
 
 
 @functools.cache

@@ -93,7 +93,7 @@ def test_an_optional_parameter_is_checked_like_others(tmp_path: Path):
 
     bound = all_evaluators()["test_optional"].bind({"count": None, "file": str(tmp_path)})
     assert bound == {"count": None, "file": tmp_path}
-    with pytest.raises(ConfigError, match="expected int, got 'two'") as error:
+    with pytest.raises(ConfigError, match="expected a whole number or null, got 'two'") as error:
         all_evaluators()["test_optional"].bind({"count": "two", "file": "gone"})
     assert "evaluator.file: gone does not exist." in str(error.value)
     with pytest.raises(ConfigError, match=r"does not exist\. The folder is not set: name it, as"):

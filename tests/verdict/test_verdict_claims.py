@@ -13,7 +13,6 @@ from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, as_json, conclude, sentence
 from mecha_exp.verdict.choice import LEVEL, minimum_detectable_difference
 from mecha_exp.verdict.intervals import percentile_bounds, widened
-from mecha_exp.verdict.normalisation import guess_experts
 from mecha_exp.verdict.paired_tests import detectable_difference, sign_flips, skewness
 
 PAIR = np.array([[0, 1]])
@@ -118,19 +117,6 @@ def test_where_all_are_misses_the_upper_bound_is_that_of_what_was_not_seen():
     low, high = widened((np.zeros(2), np.array([0.0, 0.4])), np.array([0.0, 0.3]), True, 30)
 
     assert high == pytest.approx([1 - 0.025 ** (1 / 30), 0.4]) and list(low) == [0, 0]
-
-
-def test_experts_are_guessed_after_a_correction_for_pairs_and_tasks():
-    """Between three inputs on one task p = 0.03 is no expert: there are three pairs."""
-    first = (np.arange(40) < 12).astype(float)
-    second = np.isin(np.arange(40), [12, 13, 14]).astype(float)
-    third = np.zeros(40)
-    data = panel(first, second, third)
-    p = float(sign_flips(data.contributions, PAIR)[0])
-
-    assert 0.05 / 3 < p < 0.05
-    assert guess_experts(data, data.names, "maximize") == {}
-    assert guess_experts(data.of_settings(np.array([0, 1])), data.names[:2], "maximize") == {"t": "p0"}
 
 
 @pytest.mark.parametrize("count", [5, 10, 20])

@@ -12,13 +12,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, references_of
-from mecha_exp.app.recipes.templates import MERGEKIT
 from mecha_exp.app.sweep.hyperparameters import recipes_of_any_number
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
 from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
+from mecha_exp.recipe.foreign import word_of
 
 _MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
 _MEASURED = "regmean_plus_plus or df_merge"
@@ -29,6 +29,7 @@ _FILES_OF = {
     "models.module": _MEASURED,
 }
 """What stands beside the experts, and recipes that read it."""
+DEMO = "pkg://mecha_exp.examples.digits/"
 _RESOLVED = re.compile(r"\$\{[^}]*[^\w.}][^}]*\}")  # what a resolver refers to is not known
 _OPEN = ("hydra", "evaluator", "blocks", "recipe", "debug", "experiment")
 _OPEN_PARTS = ("sweep.options.",)
@@ -74,7 +75,7 @@ def idle_experts(config: DictConfig) -> list[str]:
     """The experts of a configuration that its recipe does not merge."""
     experts = _experts(config)
     references = references_of(config)
-    if MERGEKIT in config.recipe:  # which names its own models
+    if word_of(config.recipe):  # which names its own models
         return []
     if _EXPERTS in references or _RESOLVED.search(str(as_written(config.recipe))):
         return []
@@ -135,7 +136,8 @@ def _check_models(
     if is_typed and idle:
         names = some((Path(str(experts[i])).name for i in idle), 3)
         with_base = _BASE in references
-        merged = f"{'models.base and ' if with_base else ''}{len(used) or 'no'} of the {len(experts)} experts"
+        base = "models.base (still the demo's) and " if base_of_demo(config) else "models.base and "
+        merged = f"{base if with_base else ''}{len(used) or 'no'} of the {len(experts)} experts"
         problems.add(
             f"{_EXPERTS}: the recipe{recipe_name(config)} merges {merged}, so {names} would not be used. "
             f"Leave out what is not used, or choose a recipe of any number of experts: "
@@ -150,6 +152,14 @@ def _check_base(point: GridPoint, config: DictConfig, references: set[str], prob
             f"{_BASE}: the recipe{recipe_name(config)} merges the experts alone, so the base would not be "
             f"used. Leave it out, or add it to {_EXPERTS}."
         )
+
+
+def base_of_demo(config: DictConfig) -> str | None:
+    """The base of the bundled demo where a recipe merges it with experts that are not of the demo."""
+    base = config.models.get("base")
+    experts = [str(expert) for expert in _experts(config)]
+    is_of_demo = isinstance(base, str) and base.startswith(DEMO) and {_BASE, _MODELS} & references_of(config)
+    return base if is_of_demo and not any(expert.startswith(DEMO) for expert in experts) else None
 
 
 def _typed(point: GridPoint) -> set[str]:

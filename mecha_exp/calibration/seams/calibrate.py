@@ -8,12 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError, counted, did_you_mean
-from mecha_exp.lab.content_hash import content_of
-from mecha_exp.plugins import load_model_configs
-from mecha_exp.sources.search import find_model
 from mecha_exp.sources.statistics.header import (
     ACTIVATIONS,
     FEW_EXAMPLES,
@@ -26,7 +22,6 @@ from mecha_exp.sources.statistics.header import (
     StatisticsHeader,
 )
 from mecha_exp.system.progress import human_bytes
-from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.terminal.console import print_line, stdout
 
 if TYPE_CHECKING:
@@ -71,6 +66,12 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
 def main(arguments: list[str]) -> int:
     """Measure, and write the file of statistics."""
     options = _parser().parse_args(arguments)
+    from mecha_exp.checkpoint import open_stored
+    from mecha_exp.lab.content_hash import content_of
+    from mecha_exp.plugins import load_model_configs
+    from mecha_exp.sources.search import find_model
+    from mecha_exp.terminal.bars import examples_bar
+
     values = read_words(options.setting, _SETTINGS, "calibrate", _wrong_values)
     load_model_configs()
     from mecha_exp.calibration import Training, calibrate, load_subject, train_mask

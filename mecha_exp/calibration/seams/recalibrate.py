@@ -7,12 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.checkpoint import open_stored
 from mecha_exp.cli.arguments import add_models_dir, make_parser, read_words
 from mecha_exp.errors import ConfigError, counted
-from mecha_exp.lab.content_hash import content_of
-from mecha_exp.sources.search import find_model
-from mecha_exp.terminal.bars import examples_bar
 from mecha_exp.terminal.console import print_line
 
 EXAMPLE = """\
@@ -32,6 +28,11 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {"data": str, "module": str, "outpu
 def main(arguments: list[str]) -> int:
     """Run the data through the model, and write the model with its new running statistics."""
     options = _parser().parse_args(arguments)
+    from mecha_exp.checkpoint import open_stored
+    from mecha_exp.lab.content_hash import content_of
+    from mecha_exp.sources.search import find_model
+    from mecha_exp.terminal.bars import examples_bar
+
     values = read_words(options.setting, _SETTINGS, "recalibrate")
     if "module" not in values:
         raise ConfigError("module=... is missing: FILE.py:function, which makes the network of the model.")

@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError
-from mecha_exp.sources.source import Source
+
+if TYPE_CHECKING:
+    from mecha_exp.sources.source import Source
 
 METADATA = "mecha_exp.statistics"
 """The entry of a file's header that tells what the statistics are of."""

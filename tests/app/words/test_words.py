@@ -264,11 +264,11 @@ REFUSED = [
     ("recipe=linear 'blocks.conv*=0'", "the recipe 'linear' takes no strength for each block"),
     (
         "recipe=weighted_sum models.experts=[base.safetensors,expert_0_3.safetensors]",
-        "the recipe 'weighted_sum' merges models.base and 1 of the 2 experts, so expert_0_3",
+        "the recipe 'weighted_sum' merges models.base (still the demo's) and 1 of the 2 experts, so",
     ),
     (
         "recipe=lora models.experts=[base.safetensors,expert_0_3.safetensors]",
-        "the recipe 'lora' merges models.base and 1 of the 2 experts, so expert_0_3.safetensors would not be",
+        "the recipe 'lora' merges models.base (still the demo's) and 1 of the 2 experts, so expert_0_3",
     ),
     ("recipe=linear models.base=base.safetensors", "merges the experts alone, so the base would not be used"),
     (
@@ -318,7 +318,27 @@ def test_a_base_may_be_for_one_recipe_of_a_sweep(app, models):
     outcome = app("recipe=ties,linear", "models.base=base.safetensors", "output=none", PLAN, "-m")
 
     assert "would not be used" not in outcome.err
-    assert "models.base: not of linear, which merge the experts alone" in outcome.out
+    assert "models.base: not of linear, which merges the experts alone" in outcome.out
+
+
+def test_a_base_that_is_still_the_demos_is_named_where_experts_of_ones_own_do_not_fit_it(app, folder):
+    for name in ("a", "b"):
+        save_file({"w": torch.ones(2)}, folder / f"{name}.safetensors")
+    experts = "models.experts=[a.safetensors,b.safetensors]"
+
+    of_any, of_one, of_its_own, without = (
+        app(*words, "evaluator=none")
+        for words in (
+            ["recipe=ties", experts],
+            ["recipe=weighted_sum", experts],
+            ["recipe=ties", "models.base=none.safetensors", experts],
+            ["recipe=linear", experts],
+        )
+    )
+
+    assert "models.base is still the demo's, pkg://mecha_exp.examples.digits/base.safetensors" in of_any.err
+    assert "merges models.base (still the demo's) and 1 of the 2 experts" in of_one.err
+    assert "demo" not in of_its_own.err and without.status == 0
 
 
 def test_each_point_of_a_sweep_has_its_own_folder_in_the_folder_of_outputs(app, models):

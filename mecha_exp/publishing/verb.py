@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mecha_exp.cli.arguments import make_parser
 from mecha_exp.errors import counted
-from mecha_exp.publishing.push import Upload
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import make_table, print_line, print_table
+
+if TYPE_CHECKING:
+    from mecha_exp.publishing.push import Upload
 
 EXAMPLE = """\
 examples:
@@ -24,6 +27,8 @@ Hub and token are those of huggingface_hub: `hf auth login`, or the variables HF
 def main(arguments: list[str]) -> int:
     """Show an upload, and do it if that is asked for."""
     options = _parser().parse_args(arguments)
+    from mecha_exp.publishing.push import Upload
+
     upload = Upload.of(
         options.folder, options.repository, options.message, options.revision, not options.public
     )
