@@ -15,6 +15,7 @@ from state_dicts import StateDict, contents
 from torch import Tensor
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 from toy_networks import ATTENTION, MLP, drawn_model, tensors
+from written import hash_of
 
 import mecha_exp as m
 from mecha_exp.architectures import (
@@ -30,7 +31,6 @@ from mecha_exp.architectures import (
 )
 from mecha_exp.errors import ConfigError
 from mecha_exp.methods.symmetries import balanced, drawn, permuted
-from parity.symmetries import hash_of
 
 GOLDEN = Path(__file__).parent / "golden" / "sd-mecha-symmetries.safetensors"
 EXACT = m.EngineOptions(compute_dtype=torch.float64, workers=2)

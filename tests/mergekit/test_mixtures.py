@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from mergekit_configs import INNER, LAYERS, WIDTH, model_config
+from mergekit_mixtures import MIXTURE_CONFIGS, PROMPTS, write_mixture_models
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
 from mecha_exp.app.recipes.templates import brought_by
 from mecha_exp.cli import main
-from parity.mergekit_configs import INNER, LAYERS, WIDTH, model_config
-from parity.mergekit_mixtures import MIXTURE_CONFIGS, PROMPTS, write_mixture_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mergekit-mixtures.safetensors"
 TWO = "base_model: base\nexperts: [{source_model: a}, {source_model: b, residual_scale: 0.5}]\n"

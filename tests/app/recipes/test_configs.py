@@ -218,7 +218,7 @@ WITH_DATA = {"fisher", "rebasin_by_activations", "regmean", "stitch", "zipit"}
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, *NETWORKS, *WITH_DATA}])
 def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(name: str, tmp_path: Path):
-    recipe = composed(f"recipe={name}").recipe  # what the method computes, tests/test_parity.py says
+    recipe = composed(f"recipe={name}").recipe  # what the method computes, parity/test_oracles.py says
     signature = resolve_method(recipe.method).signature
 
     assert {s.name for s in signature.parameters if not s.is_model or s.required} <= recipe.keys()
