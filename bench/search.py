@@ -65,11 +65,8 @@ def one_by_one(folder: Path) -> tuple[str, float, float]:
     for recipe in recipes:
         trial = study.ask(_DISTRIBUTIONS)
         study.tell(trial, _once(recipe, file))
-    return (
-        "one draw, one merge, one file, one evaluation each",
-        time.monotonic() - began,
-        time.process_time() - cpu,
-    )
+    title = "one draw, one merge, one file, one evaluation each"
+    return title, time.monotonic() - began, time.process_time() - cpu
 
 
 def _once(recipe: mecha_exp.Node, file: Path) -> float:

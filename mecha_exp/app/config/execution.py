@@ -10,9 +10,9 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ def _write_configs(written: Mapping[str, Any], folder: Path) -> None:
     """Write the files in which Hydra keeps the configuration of a job."""
     hydra = written["hydra"]
     texts = {
-        "config": "".join(_yaml_of((key,), value) for key, value in written.items() if key != "hydra"),
-        "hydra": "hydra:\n" + "".join(_yaml_of(("hydra", key), value) for key, value in hydra.items()),
+        "config": shared_yaml({key: value for key, value in written.items() if key != "hydra"}, yaml_text),
+        "hydra": "hydra:\n" + shared_yaml(hydra, yaml_text, "hydra"),
         "overrides": yaml_text(hydra["overrides"]["task"]),
     }
     folder.mkdir(exist_ok=True)
@@ -106,17 +106,21 @@ def _write_configs(written: Mapping[str, Any], folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
-def _yaml_of(place: tuple[str, ...], value: Any) -> str:
-    """The lines of a value in the file that has it at a place; jobs share most of them."""
-    return _lines_of(place, pickle.dumps(value))
+def shared_yaml(content: Mapping[str, Any], dump: Callable[[Any], str], *place: str) -> str:
+    """A mapping as YAML, entry by entry: jobs have most of them in common.
+
+    Args:
+        content: plain data.
+        dump: makes the text of a mapping.
+        place: the keys that lead to the content in the file, whose lines are left out.
+    """
+    return "".join(_lines_of(dump, (*place, key), pickle.dumps(value)) for key, value in content.items())
 
 
-@lru_cache(maxsize=256)
-def _lines_of(place: tuple[str, ...], pickled: bytes) -> str:
-    content = pickle.loads(pickled)
-    for key in reversed(place):
-        content = {key: content}
-    return yaml_text(content).split("\n", len(place) - 1)[-1]
+@lru_cache(maxsize=512)
+def _lines_of(dump: Callable[[Any], str], place: Sequence[str], pickled: bytes) -> str:
+    content = reduce(lambda inner, key: {key: inner}, reversed(place), pickle.loads(pickled))
+    return dump(content).split("\n", len(place) - 1)[-1]
 
 
 def yaml_text(content: Any) -> str:

@@ -21,6 +21,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from mecha_exp.app.config.overrides import decides_files, note_task, parse_override, set_values
 from mecha_exp.app.words.plain_data import as_written, entry
 
+NUMBERED = "${hydra:job.num}"
+"""The folder of a point in that of its sweep, unless the user names another."""
 Choice = tuple[str, ...]
 """The overrides that choose the files of a configuration."""
 
@@ -189,7 +191,9 @@ def enter(job: DictConfig) -> Path:
     HydraConfig.instance().cfg = job  # type: ignore[assignment]  # `set_config` would copy it
     hydra = job.hydra
     is_sweep = hydra.mode == RunMode.MULTIRUN
-    folder = Path(str(hydra.sweep.dir), str(hydra.sweep.subdir)) if is_sweep else Path(str(hydra.run.dir))
+    is_numbered = as_written(hydra.sweep)["subdir"] == NUMBERED  # else the reference is read for each job
+    subdir = hydra.job.num if is_numbered else hydra.sweep.subdir
+    folder = Path(str(hydra.sweep.dir), str(subdir)) if is_sweep else Path(str(hydra.run.dir))
     runtime = hydra.runtime
     with read_write(runtime), open_dict(runtime):
         runtime.output_dir = str(folder.absolute())
