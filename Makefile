@@ -38,9 +38,10 @@ lint: .venv/.test ## check style, layers, types, and what pages name
 fuzz: .venv/.test ## hostile documents of every kind with random seeds, until Ctrl-C or for SECONDS=60
 	OMP_NUM_THREADS=1 $(BIN)/python tests/documents/fuzzing.py $(SECONDS)
 
-docs: .venv/.test ## install what builds the documentation as a site, then build it into site/
+docs: .venv/.test ## install what builds the documentation as a site, build it into site/, and search it
 	@$(INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m pytest -m heavy tests/doors/test_search_of_the_docs.py
 
 hf: .venv/.test ## install what the extras need, then measure, load and run merged models with it
 	@$(INSTALL) -e '.[hub,evaluators,s3,gs,launchers]' 'moto[s3]' gcp-storage-emulator 'psycopg[binary]'

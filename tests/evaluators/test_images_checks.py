@@ -9,12 +9,13 @@ import pytest
 import torch
 from drawn import FEW, context_of, key_of, measured
 from safetensors.torch import save_file
-from state_dicts import numbers_of
+from state_dicts import numbers_of, write_holes
 from tiny_tokenizers import write_tokenizer
 from tiny_vision import save_clip, save_vit
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import read_scoring
+from mecha_exp.evaluation import Context, read_scoring
+from mecha_exp.evaluators.pictures.pipelines import pipeline_folder
 
 pytest.importorskip("diffusers")
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
@@ -295,3 +296,15 @@ def test_a_clip_of_the_hub_is_found_or_named_with_the_command(folder, cached, ke
 
     assert key_of(folder, **{key: "tiny/clip"}) != key_of(folder)
     assert said(folder, **{key: "tiny/none"}).endswith("hf download tiny/none")
+
+
+def test_single_files_come_with_the_command_that_makes_a_folder_of_them(tmp_path):
+    file = tmp_path / "photo.safetensors"
+    write_holes(file, "sd1-ldm")
+
+    with pytest.raises(ConfigError) as error:
+        pipeline_folder(Context(inputs={"photo": file}), None)
+
+    command = f"python -m mecha_exp convert {file} --to sd1-diffusers -o {tmp_path / 'photo'}"
+    assert "no config.json lies beside the inputs" in str(error.value)
+    assert str(error.value).endswith(command)

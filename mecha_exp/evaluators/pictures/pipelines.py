@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mecha_exp.architectures import candidates, get_all
+from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.context import Context
 from mecha_exp.evaluation.transfers import transfers_to
@@ -27,6 +29,7 @@ from mecha_exp.evaluators.common import (
 )
 from mecha_exp.evaluators.common.devices import AUTO
 from mecha_exp.evaluators.pictures.components import INDEX, Component, index_of, networks_of
+from mecha_exp.sources.source import infos_of
 
 _TEXT_TO_IMAGE = ("prompt", "num_inference_steps", "generator", "height")
 _OF_FILMS, _OF_PICTURES, _CONTROL = "num_frames", "image", "controlnet"
@@ -43,9 +46,25 @@ def pipeline_folder(context: Context, model: str | None) -> ModelFolder:
         ConfigError: there is none.
     """
     if model is None:
-        return model_folder(context)
+        try:
+            return model_folder(context)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_how_to_convert(context)}") from None
     folder = named_folder(model, "model", context.offline, _of_hub)
     return model_folder(context, str(folder))
+
+
+def _how_to_convert(context: Context) -> str:
+    """The command that makes a pipeline's folder of the first input, if that is a single file of one."""
+    file = next((path for path in context.inputs.values() if path.is_file()), None)
+    if file is None:
+        return ""
+    with open_stored(file) as stored:
+        fits = {f"{fit.config.architecture}-diffusers" for fit in candidates(infos_of(stored))}
+    for name in fits & {config.identifier for config in get_all()}:
+        command = f"python -m mecha_exp convert {file} --to {name} -o {file.with_suffix('')}"
+        return f" A single file becomes such a folder by: {command}"
+    return ""
 
 
 def _of_hub(repository: str, revision: str | None, offline: bool) -> Path:
