@@ -31,7 +31,7 @@ def announced(group: str) -> Mapping[str, metadata.EntryPoint]:
         ConfigError: mecha_exp is installed as it was before this group was in its pyproject.toml.
     """
     entries = {entry.name: entry for entry in _announcements() if entry.group == group}
-    if not any(map(_is_own, entries.values())) and group in _groups_of_checkout():
+    if not any(map(is_own_entry, entries.values())) and group in _groups_of_checkout():
         raise ConfigError(
             f"mecha_exp is installed as it was before its code changed: it announces no {group}. Install it "
             f"again: pip install -e {_home()}"
@@ -45,9 +45,9 @@ def _announcements() -> Sequence[metadata.EntryPoint]:
 
     Another copy of mecha_exp may be installed, whose entry points name modules that this one lacks.
     """
-    beside = [entry for entry in _entry_points([_home()]) if _is_own(entry)]
+    beside = [entry for entry in _entry_points([_home()]) if is_own_entry(entry)]
     installed = _entry_points([*search_path(), _home()])
-    return [*(entry for entry in installed if not (beside and _is_own(entry))), *beside]
+    return [*(entry for entry in installed if not (beside and is_own_entry(entry))), *beside]
 
 
 def _groups_of_checkout() -> Sequence[str]:
@@ -61,7 +61,8 @@ def _home() -> str:
     return os.path.realpath(Path(next(iter(sys.modules[_OWN].__path__))).parent)
 
 
-def _is_own(entry: metadata.EntryPoint) -> bool:
+def is_own_entry(entry: metadata.EntryPoint) -> bool:
+    """Whether mecha_exp itself announces it."""
     return entry.value.startswith(f"{_OWN}.")
 
 

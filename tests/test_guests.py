@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 LAYERS = re.search(r'^layers = \[\n(.*?)^    "cli",', PROJECT, re.MULTILINE | re.DOTALL)[1]
 GUESTS = re.findall(r"\w+", "".join(re.findall(r'^    ("[^"]+"),', LAYERS, re.MULTILINE)))[1:]
-ANNOUNCED = re.compile(r'^\[project\.entry-points\."(.*)"\].*\n((?:\w.*\n)+)', re.MULTILINE)
+ANNOUNCED = re.compile(r'^\[project\.entry-points\."(.*)"\].*\n((?:[\w"].*\n)+)', re.MULTILINE)
 LEFT_OUT = ("bench", "docs", "parity", "tests/golden")
 NO_OTHER_COPY = """
 import sys
@@ -70,13 +70,13 @@ class Copy:
         return run(self.folder, *words, folder=folder)
 
 
-def run(project: Path, *words: str, folder: Path) -> str:
-    """What a command of Python prints, with the code of a project."""
+def run(project: Path, *words: str, folder: Path, status: int = 0) -> str:
+    """What a command of Python prints, with the code of a project; what it says of an error."""
     environment = {**os.environ, "PYTHONPATH": str(project), "COLUMNS": "100"}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stderr if status else done.stdout
 
 
 def save_two(folder: Path) -> None:
@@ -97,11 +97,35 @@ def works(copy: Copy, folder: Path) -> None:
     assert "sdxl-sgm" in copy.run(*command, "info", folder=folder)
 
 
-def test_the_core_works_without_its_guests(tmp_path: Path):
-    copy = Copy(tmp_path / "copy", GUESTS)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("recipe=mergekit", "recipe.path=ties.yml"),
+            "it is read by a package that is not installed",
+        ),
+        (("output=adapter",), "made of a merged model by a package that is not installed"),
+        (("evaluator.name=digits",), "unknown evaluator 'digits'"),
+    ],
+)
+def test_what_a_guest_brings_is_named_where_it_is_gone(
+    bare: Copy, tmp_path: Path, words: tuple[str, ...], message: str
+):
+    (tmp_path / "ties.yml").write_text("merge_method: ties")
+    done = run(bare.folder, "-m", "mecha_exp", *words, "tracking=none", folder=tmp_path, status=1)
 
-    assert copy.run("-c", GONE, *(f"mecha_exp.{guest}" for guest in GUESTS), folder=tmp_path).split() == []
-    works(copy, tmp_path)
+    assert message in " ".join(done.split())
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """A copy without any guest."""
+    return Copy(tmp_path_factory.mktemp("copy"), GUESTS)
+
+
+def test_the_core_works_without_its_guests(bare: Copy, tmp_path: Path):
+    assert bare.run("-c", GONE, *(f"mecha_exp.{guest}" for guest in GUESTS), folder=tmp_path).split() == []
+    works(bare, tmp_path)
 
 
 def test_a_merge_loads_the_core_alone(tmp_path: Path):

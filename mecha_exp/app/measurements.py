@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.experts import base_of, base_of_adapter, experts_found, experts_left_out, named_experts
-from mecha_exp.app.outputs.adapter import adapted
+from mecha_exp.app.outputs.makers import adapted
 from mecha_exp.app.point import Point
 from mecha_exp.app.provenance import names_of_input
 from mecha_exp.app.races import Races, without_outcomes

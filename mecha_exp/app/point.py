@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mecha_exp.app.outputs.adapter import AdapterOutput
+from mecha_exp.app.outputs.makers import OutputMaker
 from mecha_exp.app.provenance import input_names
 from mecha_exp.app.recipes.templates import brought_by
 from mecha_exp.cards import Settings, card_of
@@ -76,7 +76,7 @@ class Point:
     shard_size: int | None = None
     hashes_inputs: bool = True
     scoring: Scoring = UNMEASURED
-    adapter: AdapterOutput | None = None
+    adapter: OutputMaker | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from mecha_exp.app.outputs.adapter import adapter_output
+from mecha_exp.app.outputs.makers import output_maker
 from mecha_exp.app.point import NAMES, SECTIONS, Point
 from mecha_exp.app.recipes.templates import build_filled
 from mecha_exp.app.words.plain_data import as_written, filled
@@ -222,7 +222,7 @@ def _with_output(config: dict[str, Any], folder: Path, recipe: Node, options: En
     with prefixed("output.shard_size: "):
         shard_size = None if output.get("shard_size") is None else parse_size(output["shard_size"])
     _require_on_disk(output["path"])
-    adapter = adapter_output(config, folder, options)
+    adapter = output_maker(config, folder, options)
     if output["save"] and adapter is None:
         is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
         default = folder / ("model" if is_folder else "model.safetensors")

@@ -23,7 +23,6 @@ from mecha_exp.system.imports import (
 )
 
 VERBS = (
-    "adapters",
     "bundle",
     "cite",
     "clean",

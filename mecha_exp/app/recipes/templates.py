@@ -15,9 +15,9 @@ from mecha_exp.graph.nodes import InMemory, Node, call, models_of
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.recipe import build_recipe, deserialize_path, parameters_of
 from mecha_exp.recipe.files import fill_from_files, find_recipe
-from mecha_exp.recipe.foreign import ForeignRecipe, RecipeReader, reader_of, value_at, word_of
+from mecha_exp.recipe.foreign import GROUP, ForeignRecipe, RecipeReader, reader_of, value_at, word_of
 from mecha_exp.recipe.keys import for_keys
-from mecha_exp.recipe.yaml_reader import KEYS
+from mecha_exp.recipe.yaml_reader import KEYS, NODE_WORDS
 
 
 def build_filled(config: Mapping[str, Any], folders: Sequence[Path], reserved: Sequence[str]) -> Node:
@@ -69,6 +69,17 @@ def _renamed(recipe: Node, rules: Any) -> Node:
     }
     (renamed,) = rewrite([recipe], lambda node: calls.get(node, node))
     return renamed
+
+
+def _require_read(recipe: Any) -> None:
+    """Check that a recipe which is the path of a file is not in the form of a tool that no package reads."""
+    words = recipe.keys() - {"path", *NODE_WORDS} if isinstance(recipe, Mapping) and "path" in recipe else ()
+    if len(words) == 1 and not recipe.keys() & {*NODE_WORDS}:
+        (word,) = words
+        raise ConfigError(
+            f"recipe={word}: it is read by a package that is not installed here, which announces "
+            f"{word} by an entry point of the group {GROUP}."
+        )
 
 
 def _foreign(recipe: Mapping[str, Any], word: str, folders: Sequence[Path]) -> tuple[RecipeReader, Path]:
@@ -143,6 +154,7 @@ def names_in(recipe: Any, folders: Sequence[Path]) -> set[str]:
 
 
 def _built(recipe: Any, folders: Sequence[Path]) -> Node:
+    _require_read(recipe)
     return build_recipe(
         recipe,
         load_text=lambda path: deserialize_path(find_recipe(Path(path), folders)),
