@@ -159,7 +159,8 @@ def base_of_demo(config: DictConfig) -> str | None:
     base = config.models.get("base")
     experts = [str(expert) for expert in _experts(config)]
     is_of_demo = isinstance(base, str) and base.startswith(DEMO) and {_BASE, _MODELS} & references_of(config)
-    return base if is_of_demo and not any(expert.startswith(DEMO) for expert in experts) else None
+    are_own = bool(experts) and not any(expert.startswith(DEMO) for expert in experts)
+    return base if is_of_demo and are_own else None
 
 
 def _typed(point: GridPoint) -> set[str]:
