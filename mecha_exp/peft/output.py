@@ -43,7 +43,7 @@ class AdapterOutput:
 
     @property
     def summary(self) -> str:
-        """Its name and its rank."""
+        """The name and the rank of the adapter."""
         return f"adapter  {self.path.name}, of rank {self.rank} at most"
 
     def write(self, merged: Mapping[str, Tensor]) -> dict[str, float]:
