@@ -111,7 +111,7 @@ def _common_licence(inputs: Sequence[Input]) -> Licence | None:
 
 
 def _method_lines(recipe: Node) -> Iterator[str]:
-    calls = calls_of(recipe)[::-1]
+    calls = sorted(reversed(calls_of(recipe)), key=lambda call: call.method.identifier == "cast")
     yield "## Method\n"
     if not calls:
         yield "One model, unchanged.\n"
