@@ -28,11 +28,12 @@ test: .venv/.test lint ## install with the test extras, then run everything CI c
 heavy: .venv/.test ## the tests that take minutes: kills, fuzzers, whole sweeps
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 -m 'heavy and not libraries'
 
-lint: .venv/.test ## check style, layers and types
+lint: .venv/.test ## check style, layers, types, and what pages name
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m mypy
+	$(BIN)/python .ci/repository.py
 
 fuzz: .venv/.test ## hostile documents of every kind with random seeds, until Ctrl-C or for SECONDS=60
 	OMP_NUM_THREADS=1 $(BIN)/python tests/documents/fuzzing.py $(SECONDS)
@@ -66,7 +67,7 @@ parity: .venv/.test .parity/sd-mecha/.peer .parity/mergekit/.peer ## compare wit
 	@$(INSTALL) -e '.[images]'
 	$(BIN)/python -m parity.pipelines tests/golden/pipelines.json
 	$(BIN)/python -m parity.results
-	$(BIN)/python -m pytest tests/test_parity.py tests/test_parity_texts.py tests/test_parity_configs.py tests/test_parity_pipelines.py tests/test_parity_adapters.py tests/test_symmetries.py tests/mergekit/test_goldens.py tests/mergekit/test_token_goldens.py tests/mergekit/test_missing_tokens.py tests/mergekit/test_mixtures.py tests/mergekit/test_modules.py
+	$(BIN)/python -m pytest parity tests/test_symmetries.py tests/mergekit/test_goldens.py tests/mergekit/test_token_goldens.py tests/mergekit/test_missing_tokens.py tests/mergekit/test_mixtures.py tests/mergekit/test_modules.py
 
 # In a copy of what is committed, so that no change can stay behind. Hours: a run of the tests for each change.
 # SAMPLE=100 tries that many, drawn at random.

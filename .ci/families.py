@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from library_families import (
     EXCEPTIONS,

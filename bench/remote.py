@@ -44,7 +44,7 @@ def write_model(path: Path, nbytes: int, seed: int) -> None:
 @contextmanager
 def slow_server(folder: Path, rate: float, latency: float) -> Iterator[str]:
     """Serve a folder from another process; yields the address."""
-    command = [sys.executable, "-m", "bench.range_server", str(folder), "--rate", str(rate)]
+    command = [sys.executable, "-m", "tests.support.range_server", str(folder), "--rate", str(rate)]
     process = subprocess.Popen([*command, "--latency", str(latency)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -29,7 +29,7 @@ from pathlib import Path
 from bench.report import as_for_users, machine, make_parser, save_section, say, table
 from bench.scaling import processor_time
 from bench.sweeps import APP, REPOSITORY
-from bench.tracking_server import TrackingServer
+from tests.support.tracking_server import TrackingServer
 
 POINTS = (100, 1_000, 10_000)
 HEADINGS = [

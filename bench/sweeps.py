@@ -2,6 +2,7 @@
 
     python -m bench.sweeps --size small --repeat 1     a quick look
     python -m bench.sweeps --save                      the whole table, into bench/RESULTS.md
+    python -m bench.sweeps --budget                    the demo's processor time stage by stage
 
 Every run is a process of its own with a store of its own, so that nothing is known beforehand; hashes of the
 inputs and compiled loops are remembered from the first one on. The memory that a run takes is ready when it
@@ -13,6 +14,7 @@ times as long for ten, and its start once.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
@@ -20,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,7 +32,7 @@ from bench.cases import touch_memory
 from bench.engine import PEERS, Measured, environment
 from bench.engine import run as peer_run
 from bench.models import make_models
-from bench.report import as_for_users, machine, make_parser, save_section, say, table
+from bench.report import as_for_users, machine, make_parser, publish, save_section, say, table
 from bench.rows import Case
 
 REPOSITORY = Path(__file__).parents[1]
@@ -64,7 +67,13 @@ def main() -> None:
     parser.add_argument("--only", choices=["demo", "models", "written"], help="a part of the table")
     parser.add_argument("--environments", type=Path, default=Path(".bench"), help="of sd-mecha")
     parser.add_argument("--no-peers", action="store_true", help="without sd-mecha")
+    parser.add_argument("--budget", action="store_true", help="the stages of the demo alone")
+    parser.add_argument("--points", type=int, nargs="*", default=[100, 1000], help="of the budget")
     options = parser.parse_args()
+    if options.budget:
+        text = f"{table(budget(options.points, options.repeat))}\n\n{machine()}; medians of {options.repeat}."
+        publish("The budget of a point", text, save=options.save)
+        return
     rows = [["work", "time", "processor time", "peak memory", "bar"]]
     end = f"{machine()}; models of size {options.size}; medians of {options.repeat}."
     halves = []
@@ -94,6 +103,34 @@ def demo(repeat: int) -> Iterator[list[str]]:
             again.append(run(command, Path(folder)))
     yield row("100 points on the digits demo, command to table", first, at_most(seconds(first), 30))
     yield row("the same command again", again, at_most(seconds(again), 6))
+
+
+def budget(points: Sequence[int], repeat: int) -> list[list[str]]:
+    """The processor seconds of each stage of the demo, and of the same command again: see `bench.budget`."""
+    runs: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for count in points:
+        command = ["recipe=ties", f"alpha={','.join(f'{i / count:g}' for i in range(1, count + 1))}"]
+        for _ in range(repeat):
+            with tempfile.TemporaryDirectory() as folder:
+                for title in (f"{count} points", f"{count} again"):
+                    runs[title].append(stages([*command, "output=none", "-m"], Path(folder)))
+    rows = [["stage", *runs]]
+    for stage in dict.fromkeys(chain.from_iterable(chain.from_iterable(runs.values()))):
+        rows.append([stage, *(f"{_median(each, stage):.2f} s" for each in runs.values())])
+    totals = (statistics.median(sum(run.values()) for run in each) for each in runs.values())
+    return [*rows, ["all", *(f"{total:.2f} s" for total in totals)]]
+
+
+def _median(runs: Sequence[Mapping[str, float]], stage: str) -> float:
+    return statistics.median(run.get(stage, 0.0) for run in runs)
+
+
+def stages(arguments: list[str], folder: Path) -> dict[str, float]:
+    """The processor seconds of the stages of one command."""
+    command = [sys.executable, "-m", "bench.budget", *arguments]
+    environment = {**as_for_users(), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def models(size: str, folder: Path, repeat: int, peer: Path | None) -> Iterator[list[str]]:

@@ -21,10 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from bench import verdict_claims as claims
-from bench import verdict_seeds as seeds
 from bench.report import table
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, conclude
@@ -33,76 +30,13 @@ from mecha_exp.verdict.comparisons import Family, independent_family, selected_f
 from mecha_exp.verdict.intervals import RESAMPLES, Estimate
 from mecha_exp.verdict.paired_tests import holm, paired_p_values
 from mecha_exp.verdict.panel import Panel
+from tests.support import verdict_claims as claims
+from tests.support import verdict_seeds as seeds
+from tests.support.verdict_kinds import KINDS, Kind, effects
 
 FLIPS = 999
 SWEEPS = 400
 WORKERS = 2
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of sweep: its size, its data, and how alike its points err."""
-
-    name: str
-    points: int
-    examples: int
-    clusters: int = 0
-    tasks: int = 1
-    replicates: int = 1
-    binary: bool = True
-    likeness: float = 0.8
-    accuracy: float = 0.87
-
-    def draw(self, random: np.random.Generator, effects: Sequence[float] = ()) -> Panel:
-        """One sweep; `effects[i]` is added to the chance of point i to succeed, or to its values if real."""
-        groups = self.clusters or self.examples
-        group = np.arange(self.examples) % groups
-        shape = (self.points, self.replicates)
-        easy = np.sqrt(0.5) * (random.normal(size=groups)[group] + random.normal(size=self.examples))
-        own = np.sqrt(0.5) * random.normal(size=(groups, *shape))[group]
-        own += np.sqrt(0.5) * random.normal(size=(self.examples, *shape))
-        latent = np.sqrt(self.likeness) * easy[:, None, None] + np.sqrt(1 - self.likeness) * own
-        shift = np.zeros(self.points)
-        shift[: len(effects)] = effects
-        if self.binary:
-            values = (latent < ndtri(self.accuracy + shift)[:, None]).astype(float)
-        else:
-            values = latent + shift[:, None]
-        return Panel.of(self._candidates(values, group), "test")
-
-    def _candidates(self, values: NDArray[np.float64], group: NDArray[np.intp]) -> list[Candidate]:
-        """The outcomes as candidates, the examples dealt to tasks of different sizes."""
-        bounds = np.cumsum(np.arange(1, self.tasks + 1)) / (self.tasks * (self.tasks + 1) / 2)
-        task = np.searchsorted(bounds, (np.arange(self.examples) + 0.5) / self.examples)
-        names = {f"t{i}": np.flatnonzero(task == i) for i in range(self.tasks)}
-        sources = np.char.add("g", group.astype(str))
-        clusters = {name: sources[rows] for name, rows in names.items()}
-        return [
-            Candidate(
-                f"p{point}",
-                outcomes={
-                    "test": Outcomes(
-                        {name: values[rows, point, replicate] for name, rows in names.items()},
-                        clusters=clusters,
-                    )
-                },
-                replicate=str(replicate),
-            )
-            for point in range(self.points)
-            for replicate in range(self.replicates)
-        ]
-
-
-KINDS = [
-    Kind("10 points, 719 images", 10, 719),
-    Kind("50 points, 719 images", 50, 719),
-    Kind("90 points, 719 images, neighbours alike", 90, 719, likeness=0.95),
-    Kind("20 points, 100 images", 20, 100),
-    Kind("20 points, 600 images of 150 sources", 20, 600, clusters=150),
-    Kind("20 points, 3 tasks of 600 images", 20, 600, tasks=3),
-    Kind("20 points, a loss on 300 texts", 20, 300, binary=False),
-    Kind("10 points, 5 seeds, 300 images", 10, 300, replicates=5),
-]
 
 
 def naive(panel: Panel, chosen: int) -> NDArray[np.float64]:
@@ -172,19 +106,11 @@ def powers(kind: Kind, sweeps: int) -> list[str]:
         for times in (1, 2):
             found = 0
             for _ in range(sweeps):
-                panel = kind.draw(random, _effects(kind, times * smallest))
+                panel = kind.draw(random, effects(kind, times * smallest))
                 adjusted = procedure(panel, 0)
                 found += bool(adjusted[kind.points - 2] < 0.05)
             row.append(f"{100 * found / sweeps:.0f}")
     return row
-
-
-def _effects(kind: Kind, difference: float) -> list[float]:
-    """The first point is better than all others by a difference, above and below the kind's accuracy."""
-    if not kind.binary:
-        return [difference]
-    half = min(difference / 2, 0.99 - kind.accuracy)
-    return [half, *([half - difference] * (kind.points - 1))]
 
 
 def _detectable(kind: Kind, procedure: object, random: np.random.Generator) -> float:
@@ -193,7 +119,7 @@ def _detectable(kind: Kind, procedure: object, random: np.random.Generator) -> f
     for _ in range(5):  # the spread of differences depends a little on the difference
         shown = []
         for _ in range(10):
-            panel = kind.draw(random, _effects(kind, smallest))
+            panel = kind.draw(random, effects(kind, smallest))
             family = _all(panel, 0)
             pairs = family.pairs[: kind.points - 1]
             places = np.arange(kind.points)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mecha_exp.across import run_plan
+from mecha_exp.cards import Settings, card_of
 from mecha_exp.checkpoint import dtype_name, is_file_name, parse_size
 from mecha_exp.conversion.shortest_path import convert
 from mecha_exp.engine import EngineOptions, Job, MergeReport, Plan, plan
@@ -25,7 +26,6 @@ from mecha_exp.engine.planner.by_key import parse_output_dtype
 from mecha_exp.engine.report import About
 from mecha_exp.engine.runtime.context import Progress
 from mecha_exp.errors import CheckpointError, ConfigError, MergeError, RecipeError, counted, some
-from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.literals import as_node
 from mecha_exp.graph.nodes import Node, models_of
 from mecha_exp.graph.spaces import checked_spaces
@@ -145,7 +145,7 @@ def merge(
             return _constants(constants(node, config, options), target, output, output_device)
     made_as = parse_output_dtype(output_dtype if dtype is None else dtype)
     size = None if shard_size is None else parse_size(shard_size)
-    make_card = _card_of(node, options, made_as) if card and _is_folder(target) else None
+    make_card = card_of(node, lambda: Settings(options, made_as)) if card and _is_folder(target) else None
     job = Job(node, target, made_as, shard_size=size, card=make_card, caches=cache or {})
     report = _run(job, options, tqdm, allow_empty_merge)
     checked = {About.EXTRA_KEYS: check_extra_keys, About.NONFINITE_OUTPUT: check_finite_output}
@@ -207,12 +207,6 @@ def _workers(threads: int) -> int:
 
 def _is_folder(target: Path | dict[str, torch.Tensor]) -> bool:
     return isinstance(target, Path) and not is_file_name(target)
-
-
-def _card_of(recipe: Node, options: EngineOptions, dtype: torch.dtype | ByKey | None) -> Callable[[], bytes]:
-    from mecha_exp.publishing.card import Settings, model_card  # which a merge into memory does not need
-
-    return functools.partial(model_card, recipe, Settings(options, dtype))
 
 
 def _check_output(output: Any) -> None:

@@ -202,6 +202,8 @@ def _measure(node: Any, as_text: Collection[str], most: int, depth: int, known: 
     if isinstance(children, str):
         if node.tag == _INT and len(children) > MAX_DIGITS:
             raise DocumentError(f"it has a number of {len(children):,} digits")
+        if "\0" in children:
+            raise DocumentError(f"it has a text with a character of code 0: {brief(children)}")
         return 1, 0
     if id(node) in known:
         size, height = known[id(node)]

@@ -59,14 +59,6 @@ def _of_each(node: Node, kind: str, models: int) -> list[Node]:
     return list(files)
 
 
-def weighted_by(models: tuple[Tensor, ...], information: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
-    """sum_i w_i model_i / sum_i w_i, and the mean of the models where no information is above 0."""
-    total = sum(weight * model for weight, model in zip(weights, models, strict=True))
-    share = sum(weights)
-    known = (sum(information) > 0) & (share > 0)
-    return torch.where(known, total / share, sum(models) / len(models))
-
-
 @merge_method(elementwise=True, register=False)
 def by_information(
     *models_and_information: Parameter(Tensor),
@@ -75,9 +67,10 @@ def by_information(
     floored: Parameter(int),
     norms: Small = 1.0,
 ) -> Return(Tensor, "weight"):
-    """`weighted_by` of w_i max(F_i, floor) / norm_i, the floor being that of the first `floored` models.
+    """sum_i s_i model_i / sum_i s_i, s_i = w_i max(F_i, floor) / norm_i, or w_i where no F_i is above 0.
 
-    The first half of the tensors are the models, the second half their F_i.
+    The first half of the tensors are the models, the second half their F_i. The floor is that of the first
+    `floored` models.
     """
     count = len(models_and_information) // 2
     models, information = models_and_information[:count], models_and_information[count:]
@@ -85,7 +78,10 @@ def by_information(
         (size.clamp_min(floor) if index < floored else size) * weights[index] / norms[index]
         for index, size in enumerate(information)
     ]
-    return weighted_by(models, information, scaled)
+    total = sum(size * model for size, model in zip(scaled, models, strict=True))
+    mean = sum(weight * model for weight, model in zip(weights, models, strict=True)) / sum(weights)
+    known = (sum(information) > 0) & (sum(scaled) > 0)
+    return torch.where(known, total / sum(scaled), mean)
 
 
 @merge_method(elementwise=True, register=False)
@@ -108,8 +104,8 @@ def fisher(
     """sum_i w_i F_i model_i / sum_i w_i F_i, F_i the diagonal Fisher information of model i on its data.
 
     An entry counts as much as the outputs depend on it. Information is divided by its norm over all keys,
-    found in one more trip over the data. Entries of which no model has any get the mean of the models, and so
-    does what was not measured.
+    found in one more trip over the data. Entries of which no model has any get sum_i w_i model_i / sum_i w_i,
+    and so does what was not measured.
     Agrees: the official code, with favour_first=true; its plain formula has normalize=false and floor=0.
     Differs: the official code searches for the weights, and knows no entries without information.
     Source: Fisher merging, Matena & Raffel 2021, arXiv:2111.09832.

@@ -1,6 +1,6 @@
 """Write what sd-mecha's model configs and conversions say: `python -m parity.configs model_configs.json`.
 
-It runs in the environment of sd-mecha. Of each table a hash is kept, which tests/test_parity_configs.py
+It runs in the environment of sd-mecha. Of each table a hash is kept, which parity/test_configs.py
 compares with the hash of ours: they are equal only where every key, shape and block is.
 """
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import yaml
 from safetensors.torch import load_file, save_file
 
-from parity.mergekit_configs import CONFIGS, write_models
-from parity.mergekit_mixtures import MIXTURE_CONFIGS, write_mixture_models
-from parity.mergekit_modules import MODULE_CONFIGS, write_module_models
-from parity.mergekit_tokens import TOKEN_CONFIGS, TRANSPLANTS, VOCABULARY_KEYS, write_token_models
+from tests.support.mergekit_configs import CONFIGS, write_models
+from tests.support.mergekit_mixtures import MIXTURE_CONFIGS, write_mixture_models
+from tests.support.mergekit_modules import MODULE_CONFIGS, write_module_models
+from tests.support.mergekit_tokens import TOKEN_CONFIGS, TRANSPLANTS, VOCABULARY_KEYS, write_token_models
 
 
 def merged(config: str, output: Path) -> Path:

@@ -1,7 +1,7 @@
 """Write what an oracle makes of the inputs: `python -m parity.oracles sd-mecha golden.safetensors`.
 
 It runs in the oracle's own environment, which needs torch, safetensors and the oracle alone. The tests
-compare the methods of mecha_exp with the file under the same names (tests/test_parity.py).
+compare the methods of mecha_exp with the file under the same names (parity/test_oracles.py).
 """
 
 import importlib.metadata

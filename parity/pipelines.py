@@ -1,7 +1,7 @@
 """Write what diffusers makes of single files: `python -m parity.pipelines pipelines.json`, with diffusers.
 
 Stable Diffusion 1 and XL with all their keys, small and full of random numbers, go through diffusers' own
-conversions. Of each part a hash of names, shapes and numbers is kept, which tests/test_parity_pipelines.py
+conversions. Of each part a hash of names, shapes and numbers is kept, which parity/test_pipelines.py
 compares with the hash of ours.
 """
 

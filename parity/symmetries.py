@@ -4,14 +4,13 @@ Its methods know SDXL alone, so this asks the parts that they are made of: the s
 permutations, here that of two hidden layers that share a tensor, and the balance of two sides of a head.
 """
 
-import hashlib
-import json
 import sys
-from collections.abc import Iterable
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from tests.support.written import hash_of
 
 SHAPES = {
     "0.weight": (12, 5),
@@ -54,11 +53,6 @@ def groups_of_sdxl() -> str:
     from sd_mecha.extensions.builtin.merge_methods.rebasin.sdxl_sgm import perm_graph
 
     return hash_of(closure.keys for closure in perm_graph.closures())
-
-
-def hash_of(groups: Iterable[Iterable[str]]) -> str:
-    """The same for the same sets of keys, in any order."""
-    return hashlib.sha256(json.dumps(sorted(map(sorted, groups))).encode()).hexdigest()
 
 
 def main(path: str) -> None:

@@ -2,7 +2,7 @@
 
 It runs in the environment of sd-mecha. In the folder `theirs` gets what sd-mecha writes, `ours` holds what
 mecha_exp writes (`parity.our_texts`), and `merged.safetensors` gets what sd-mecha makes of all of them.
-tests/test_parity_texts.py compares mecha_exp with these files.
+parity/test_texts.py compares mecha_exp with these files.
 """
 
 import os

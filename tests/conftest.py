@@ -13,11 +13,10 @@ import pytest
 from buckets import bucket, s3_client, s3_server  # noqa: F401
 from hypothesis import settings
 from outcome import Outcome
+from programs import ENVIRONMENT
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
 from wheels import installed, source, wheel  # noqa: F401
-
-REPOSITORY = Path(__file__).parents[1]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,22 +36,18 @@ def log_level() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def of_plugins() -> Iterator[None]:
-    """What a test's plugins registered is gone after it: those of another test may have the same names."""
+def registries() -> Iterator[None]:
+    """What a test and its plugins register is gone after it: another test may take the same names."""
+    from mecha_exp.architectures.library import registry as configs
     from mecha_exp.evaluation import registry as evaluators
     from mecha_exp.method_api import registry as methods
 
-    before = set(sys.modules), set(methods._registry), set(evaluators._registry)
-    yield
-    for name in [name for name in sys.modules if name.startswith("mecha_exp_plugin_")]:
-        if name not in before[0]:
+    before = set(sys.modules)
+    with methods.isolated(), evaluators.isolated(), configs.isolated():
+        yield
+    for name in sys.modules.keys() - before:
+        if name.startswith("mecha_exp_plugin_"):
             del sys.modules[name]
-    for name in methods._registry.keys() - before[1]:
-        if methods._registry[name].function.__module__.startswith("mecha_exp_plugin_"):
-            del methods._registry[name]
-    for name in evaluators._registry.keys() - before[2]:
-        if not evaluators._registry[name].score.__module__.startswith("mecha_exp."):
-            del evaluators._registry[name]
 
 
 @pytest.fixture
@@ -71,16 +66,6 @@ def save(tmp_path: Path) -> Callable[[str, StateDict], str]:
 def models(save: Callable[[str, StateDict], str]) -> Callable[..., list[str]]:
     """Writes that many different `random_model`s and returns their paths."""
     return lambda count, **more: [save(f"model_{i}", random_model(i, **more)) for i in range(count)]
-
-
-@pytest.fixture
-def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries of methods and model configs whose changes are undone."""
-    from mecha_exp.method_api import registry
-
-    registry.all_methods()
-    monkeypatch.setattr("mecha_exp.method_api.registry._registry", dict(registry._registry))
-    monkeypatch.setattr("mecha_exp.architectures.library.registry._REGISTERED", {})
 
 
 @pytest.fixture(scope="session")
@@ -128,10 +113,45 @@ def as_a_user() -> Callable[..., Outcome]:
     """Runs the application in a process of its own."""
 
     def run(*arguments: str, cwd: Path) -> Outcome:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+        environment = {**ENVIRONMENT, "COLUMNS": "100"}
         command = [sys.executable, "-m", "mecha_exp", *arguments]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180)
         return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def figures() -> None:
+    """Sweeps end with all their files. Without it `app` leaves out figures and pages, which take seconds."""
+
+
+@pytest.fixture
+def app(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Runs the application in this process; tracking and figures are off unless a test asks for them."""
+    from composed import composed_once
+    from sweep_folders import write_table
+
+    from mecha_exp.cli import main, verbs
+
+    monkeypatch.setattr("hydra.compose", composed_once)
+    if "figures" not in request.fixturenames:
+        monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)
+
+    def run(*arguments: str, tracked: bool = False, cwd: Path | None = None) -> Outcome:
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        is_told = any(word.startswith(("tracking", "--version")) for word in arguments)
+        untracked = [] if tracked or is_told or (arguments and arguments[0] in verbs()) else ["tracking=none"]
+        monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
 
     return run
 

@@ -74,16 +74,14 @@ def test_biases_of_a_layer_have_the_strength_of_the_layer(qwens, alpha, first, s
     assert {share for key, share in shares.items() if ".layers." not in key} == outside
 
 
-def test_an_ablation_leaves_whole_layers_out_and_has_no_point_that_changes_nothing(qwens, as_a_user):
+def test_an_ablation_leaves_whole_layers_out_and_has_no_point_that_changes_nothing(qwens, app):
     words = (
         "recipe=weighted_sum",
         "models.base=a.safetensors",
         "models.experts=[b.safetensors]",
         "alpha=0.5",
     )
-    outcome = as_a_user(
-        *words, "sweep=leave_one_block_out", "evaluator=none", "tracking=none", "-m", cwd=qwens
-    )
+    outcome = app(*words, "sweep=leave_one_block_out", "evaluator=none", "tracking=none", "-m", cwd=qwens)
 
     assert outcome.status == 0, outcome.err
     found = {}
@@ -96,7 +94,7 @@ def test_an_ablation_leaves_whole_layers_out_and_has_no_point_that_changes_nothi
     assert set(found) == {frozenset(), *layers, *outside}  # and none for the output layer, which is tied
 
 
-def test_keys_in_no_block_are_named_before_any_work(tmp_path, as_a_user):
+def test_keys_in_no_block_are_named_before_any_work(tmp_path, app):
     for seed, name in enumerate("ab"):
         write_qwen(tmp_path / f"{name}.safetensors", seed, **{"score.weight": (3, 8)})
     words = (
@@ -105,9 +103,9 @@ def test_keys_in_no_block_are_named_before_any_work(tmp_path, as_a_user):
         "models.experts=[b.safetensors]",
         "blocks.0=0.1",
     )
-    outcome = as_a_user(*words, "alpha=0.5", "evaluator=none", "tracking=none", "output=none", cwd=tmp_path)
-    strict = as_a_user(*words, "alpha=0.5", "engine.strict=true", "output=none", cwd=tmp_path)
-    named = as_a_user(*words, "+blocks.score=0.2", "engine.strict=true", "output=none", cwd=tmp_path)
+    outcome = app(*words, "alpha=0.5", "evaluator=none", "tracking=none", "output=none", cwd=tmp_path)
+    strict = app(*words, "alpha=0.5", "engine.strict=true", "output=none", cwd=tmp_path)
+    named = app(*words, "+blocks.score=0.2", "engine.strict=true", "output=none", cwd=tmp_path)
 
     said = "1 key is in no block that llama-hf knows, and get what all others get: score.weight."
     assert outcome.status == 0

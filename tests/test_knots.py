@@ -5,12 +5,11 @@ import tempfile
 
 import pytest
 import torch
+from authors import StateDict, official
 from torch import Tensor
 
 import mecha_exp as m
 from mecha_exp.methods.knots import shared_basis
-
-StateDict = dict[str, Tensor]
 
 OPTIONS = m.EngineOptions(compute_dtype=torch.float64, workers=2, tile_size=64)
 SHAPES = {"wide": (6, 30), "tall": (26, 4), "kernel": (6, 5, 3, 3), "low_rank": (12, 8), "vector": (7,)}
@@ -28,31 +27,6 @@ def drawn(count: int = 3) -> list[StateDict]:
     for expert in experts:
         expert["low_rank"] = base["low_rank"] + torch.outer(normal(12), normal(8))
     return [base, *experts]
-
-
-def official(models: list[StateDict], share: float, scale: float) -> StateDict:
-    """The authors' svd-vector with ties and mean, over the coordinates of all matrices in one vector."""
-    base, *experts = models
-    matrices = [key for key, x in base.items() if x.ndim > 1]
-    bases, parts = {}, []
-    for key in matrices:
-        deltas = [(expert[key] - base[key]).flatten(1) for expert in experts]
-        u, s, vh = torch.linalg.svd(torch.cat(deltas, 1), full_matrices=False)
-        bases[key], vh = u[:, s > 1e-5], (s[:, None] * vh)[s > 1e-5]
-        parts.append(torch.stack([part.flatten() for part in vh.split(deltas[0].shape[1], 1)]))
-    vectors = torch.cat(parts, 1)
-    if share < 1:
-        size = vectors.shape[1]
-        least = vectors.abs().kthvalue(size - int(size * share), dim=1, keepdim=True).values
-        vectors = vectors * (vectors.abs() >= least)
-    sign = vectors.sum(0).sign()
-    agreeing = vectors * torch.where(sign > 0, vectors > 0, vectors < 0) * scale
-    mean = agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)
-    made = dict(base)
-    for key, merged in zip(matrices, mean.split([part.shape[1] for part in parts]), strict=True):
-        u = bases[key]
-        made[key] = base[key] + (u @ merged.reshape(u.shape[1], -1)).reshape(base[key].shape)
-    return made
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0])

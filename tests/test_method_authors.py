@@ -3,17 +3,30 @@
 Each formula is written out here in plain torch over whole task vectors, without anything of mecha_exp.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from authors import (
+    StateDict,
+    as_a_whole,
+    by_key,
+    emr_parts,
+    official_doge,
+    official_fr_merging,
+    official_iso_cts,
+    official_own_part,
+    official_pcb,
+    official_star,
+    official_wudi,
+    stitched,
+    task_vectors,
+    wudi_loss,
+)
 from torch import Tensor
 
 import mecha_exp as m
-
-StateDict = dict[str, Tensor]
-Formula = Callable[[list[StateDict]], StateDict]
 
 SHAPES = {"matrix": (12, 30), "tall": (26, 10), "vector": (40,), "number": (), "kernel": (6, 5, 3, 3)}
 OPTIONS = m.EngineOptions(compute_dtype=torch.float64, workers=2, tile_size=64)
@@ -29,10 +42,6 @@ def drawn(seed: int = 0, count: int = 4, shapes: dict[str, tuple[int, ...]] = SH
     ]
 
 
-def task_vectors(models: Sequence[StateDict]) -> list[StateDict]:
-    return [{key: expert[key] - base for key, base in models[0].items()} for expert in models[1:]]
-
-
 def check(node: m.Node, models: Sequence[StateDict], merged: StateDict, scale: float = 0.7) -> None:
     """Compare a merge with base + scale times a task vector."""
     made = m.merge(node, options=OPTIONS)
@@ -41,45 +50,6 @@ def check(node: m.Node, models: Sequence[StateDict], merged: StateDict, scale: f
         torch.testing.assert_close(
             made[key], expected, rtol=1e-9, atol=1e-9, msg=lambda text, k=key: f"{k}: {text}"
         )
-
-
-def by_key(merge: Callable[[Tensor], Tensor]) -> Formula:
-    """A formula of the stacked task vectors of one key, for all keys."""
-    return lambda vectors: {key: merge(torch.stack([v[key] for v in vectors])) for key in vectors[0]}
-
-
-def flat(vectors: Sequence[StateDict]) -> Tensor:
-    return torch.stack([torch.cat([x.flatten() for x in vector.values()]) for vector in vectors])
-
-
-def unflat(vector: Tensor, like: StateDict) -> StateDict:
-    parts = vector.split([x.numel() for x in like.values()])
-    return {key: part.reshape(x.shape) for part, (key, x) in zip(parts, like.items(), strict=True)}
-
-
-def as_a_whole(merge: Callable[[Tensor], Tensor]) -> Formula:
-    """A formula of the flat task vectors of the model."""
-    return lambda vectors: unflat(merge(flat(vectors)), vectors[0])
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-    return u @ vh
-
-
-def official_iso_cts(deltas: Tensor, fraction: float) -> Tensor:
-    if deltas.ndim != 3:
-        return deltas.mean(0)
-    tasks, rank = len(deltas), min(deltas.shape[1:])
-    specific = round((rank - int(rank * fraction)) / tasks) * tasks
-    common, each = rank - specific, specific // tasks
-    u, s, vh = torch.linalg.svd(deltas.sum(0), full_matrices=False)
-    u, s, vh = u[:, :common], s[:common], vh[:common]
-    parts = [torch.linalg.svd(delta - u @ u.T @ delta, full_matrices=False) for delta in deltas]
-    left = torch.cat([*(part[0][:, :each] for part in parts), u], 1)
-    sizes = torch.cat([*(part[1][:each] for part in parts), s])
-    right = torch.cat([*(part[2][:each] for part in parts), vh])
-    return orthogonal(left) @ torch.diag(sizes.mean().expand(rank)) @ orthogonal(right)
 
 
 @pytest.mark.parametrize("common", [0.0, 0.5, 0.8, 1.0])
@@ -108,17 +78,6 @@ def test_a_matrix_with_fewer_directions_than_tasks_has_them_all_in_common():
     torch.testing.assert_close(made["w"], expected["w"])
 
 
-def official_star(deltas: Tensor, eta: float) -> Tensor:
-    if deltas.ndim != 3:
-        return deltas.mean(0)
-    made = []
-    for delta in deltas:
-        u, s, vh = torch.linalg.svd(delta, full_matrices=False)
-        kept = int(torch.searchsorted(s.cumsum(0), s.sum() * eta / 100)) + 1
-        made.append(u[:, :kept] @ torch.diag(s[:kept] * s.sum() / s[:kept].sum()) @ vh[:kept])
-    return torch.stack(made).mean(0)
-
-
 @pytest.mark.parametrize("eta", [5.0, 40.0, 73.0])
 def test_star_cuts_spectra_and_keeps_their_nuclear_norm(eta):
     models = drawn(3)
@@ -132,23 +91,6 @@ def test_star_with_the_whole_nuclear_norm_is_the_mean():
     models = drawn(4)
 
     check(m.star(*models, eta=100.0, scale=0.7), models, by_key(lambda x: x.mean(0))(task_vectors(models)))
-
-
-def wudi_loss(merged: Tensor, deltas: Tensor) -> Tensor:
-    products = (merged - deltas) @ deltas.transpose(1, 2)
-    return (products.square() / deltas.square().sum((1, 2))[:, None, None]).sum()
-
-
-def official_wudi(deltas: Tensor, steps: int, rate: float) -> Tensor:
-    if deltas.ndim != 3:
-        return torch.zeros_like(deltas[0])
-    merged = torch.nn.Parameter(deltas.sum(0))
-    optimizer = torch.optim.Adam([merged], lr=rate)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        wudi_loss(merged, deltas).backward()
-        optimizer.step()
-    return merged.data
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(300, 1e-5), (40, 1e-3), (0, 1e-5)])
@@ -217,34 +159,6 @@ def test_other_tensors_get_the_mean_from_wudi_if_asked():
     torch.testing.assert_close(made["vector"], models[0]["vector"] + mean)
 
 
-def official_doge(vectors: list[StateDict], eta: float, density: float, subspace: int) -> StateDict:
-    """`DOGE_TA` of the authors, with its 400 steps: what it adds to each matrix, and to nothing else."""
-    least = [flat([v])[0].abs().sort().values[-int(density * flat([v]).shape[1]) - 1] for v in vectors]
-    made = {}
-    for key, first in vectors[0].items():
-        deltas = torch.stack([vector[key] for vector in vectors])
-        if first.ndim != 2:
-            made[key] = torch.zeros_like(first)
-            continue
-        shares = (eta / deltas.flatten(1).norm(dim=1))[:, None, None]
-        each = min(first.shape) // len(deltas)
-        frames = [torch.linalg.svd(delta, full_matrices=False).U[:, :each] for delta in deltas]
-        basis = torch.linalg.svd(torch.cat(frames, 1), full_matrices=False).U[
-            :, : min(first.shape) // subspace
-        ]
-        change = torch.nn.Parameter(torch.zeros_like(first))
-        optimizer = torch.optim.Adam([change], lr=1e-4)
-        for _ in range(400):
-            optimizer.zero_grad()
-            gaps = (deltas * (deltas - (shares * (deltas + change)).sum(0))).sum(2)
-            gaps.square().sum().backward()
-            change.grad -= basis @ basis.T @ change.grad
-            optimizer.step()
-        masks = deltas.abs() >= torch.stack(least)[:, None, None]
-        made[key] = (shares * (deltas + change.detach()) * masks).sum(0)
-    return made
-
-
 @pytest.mark.parametrize(("eta", "density", "subspace"), [(0.07, 0.3, 6), (0.5, 0.05, 2), (0.07, 0.99, 40)])
 def test_doge_takes_the_steps_of_adam_beside_the_shared_directions(eta, density, subspace):
     models = drawn(16)
@@ -294,25 +208,6 @@ def test_other_tensors_get_the_mean_from_doge_if_asked():
     torch.testing.assert_close(made["kernel"], models[0]["kernel"] + mean)
 
 
-def official_pcb(vectors: Tensor, ratio: float) -> Tensor:
-    """`PCB_merge` of the authors, on the flat task vectors."""
-    tasks, count = vectors.shape
-
-    def clamped(x: Tensor, below: float, above: float) -> Tensor:
-        ordered = x.sort(1).values
-        low, high = ordered[:, int(count * below)], ordered[:, int(count * (1 - above) - 1)]
-        return torch.minimum(torch.maximum(x, low[:, None]), high[:, None])
-
-    def spread_out(x: Tensor) -> Tensor:
-        low, high = x.min(1, keepdim=True).values, x.max(1, keepdim=True).values
-        return (x - low) / (high - low)
-
-    sizes = clamped(vectors.abs(), 1e-4, 1e-4)
-    score = torch.exp(tasks * spread_out(sizes) ** 2) * torch.tanh(vectors * vectors.sum(0))
-    shares = spread_out(clamped(score, 1 - ratio, 0))
-    return (vectors.sign() * sizes * shares).sum(0) / shares.sum(0).clamp(min=1e-12)
-
-
 @pytest.mark.parametrize("ratio", [0.05, 0.1, 0.5, 1.0])
 def test_pcb_lets_the_entries_of_the_whole_model_compete(ratio):
     models = drawn(8, shapes={**SHAPES, "large": (200, 150)})
@@ -335,21 +230,6 @@ def test_of_equal_changes_magmax_takes_that_of_the_last_model():
     models = [{"w": torch.tensor([x])} for x in (0.0, 2.0, -2.0, 1.0)]
 
     assert m.merge(m.magmax(*models, scale=1.0))["w"].item() == -2
-
-
-def emr_parts(vectors: list[StateDict], zero_sum: float) -> tuple[StateDict, list[StateDict]]:
-    """The unified task vector, and what of it has the sign of each task."""
-    united: StateDict = {}
-    own: list[StateDict] = [{} for _ in vectors]
-    for key in vectors[0]:
-        deltas = torch.stack([vector[key] for vector in vectors])
-        total = deltas.mean(0)
-        sign = torch.where(total > 0, 1.0, torch.where(total < 0, -1.0, zero_sum)).double()
-        agree = deltas * sign > 0
-        united[key] = sign * (deltas.abs() * agree).amax(0)
-        for task, mask in zip(own, agree, strict=True):
-            task[key] = united[key] * mask
-    return united, own
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
@@ -386,19 +266,6 @@ def test_a_task_of_emr_by_block_has_no_scale_of_its_model():
 
     with pytest.raises(m.RecipeError, match="give one value for all keys"):
         m.merge(m.emr(*models, task={"a.*": 0, "default": 1}), options=OPTIONS)
-
-
-def official_own_part(own: Tensor, density: float) -> Tensor:
-    """`svd` of Twin-Merging's authors: the leading singular parts, and tensors of one axis whole."""
-    if density >= 1:
-        return own
-    if density <= 0:
-        return torch.zeros_like(own)
-    if own.ndim < 2:
-        return own
-    u, s, vh = torch.linalg.svd(own.flatten(1), full_matrices=False)
-    rank = int(density * len(s))
-    return (u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]).reshape(own.shape)
 
 
 @pytest.mark.parametrize("task", [0, 2])
@@ -450,12 +317,6 @@ def test_twin_counts_singular_parts_exactly_where_floats_lose_one():
 def test_a_task_of_twin_that_is_not_there_is_an_error():
     with pytest.raises(m.RecipeError, match="task: 3 is too high for 3 models: the first one is 0"):
         m.merge(m.twin(*drawn(), task=3))
-
-
-def stitched(vectors: Tensor, density: float, strict: bool) -> Tensor:
-    least = vectors.abs().topk(int(density * vectors.shape[1]), dim=1).values[:, -1:]
-    masks = vectors.abs() > least if strict else vectors.abs() >= least
-    return (vectors * masks).sum(0) / masks.sum(0).clamp(min=1)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.05, 0.6])
@@ -565,18 +426,6 @@ def test_wsm_is_the_run_with_smaller_steps():
 def test_a_decay_that_is_none_is_refused(decay: Any, message: str):
     with pytest.raises(m.RecipeError, match=message):
         m.merge(m.wsm(*run_of(1, 2, 4, 8), decay=decay))
-
-
-def official_fr_merging(deltas: Tensor, radius: float) -> Tensor:
-    """Low, band and high of the authors, of which they add up the inner disc and the ring around it."""
-    if deltas[0].ndim != 2:
-        return deltas.sum(0)
-    height, width = deltas[0].shape
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    distance = torch.sqrt((x - width // 2) ** 2 + (y - height // 2) ** 2)
-    inner = min(height, width) // 10
-    disc, ring = distance <= inner, (distance >= inner) & (distance <= min(height, width) * radius)
-    return sum(torch.fft.ifft2(torch.fft.fft2(d) * mask).real for d in deltas for mask in (disc, ring))
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.05, 0.2, 0.6, 0.9])

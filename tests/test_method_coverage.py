@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import method_cases
 import test_method_formulas
-import test_method_properties
 import test_methods
 import torch
 
@@ -20,7 +20,7 @@ ELSEWHERE = {
     "apply_mask": "test_task_masks",
     "approximate_rows": "test_missing_tokens",
     "balance_attention": "test_symmetries",
-    "cast": "test_parity_texts",
+    "cast": "parity/test_texts",
     "doge": "test_method_authors",
     "ema": "test_method_authors",
     "emr": "test_method_authors",
@@ -33,7 +33,7 @@ ELSEWHERE = {
     "extract_kohya_lora": "test_lora_extraction",
     "extract_lycoris_lokr": "test_lora_extraction",
     "extract_lycoris_lora": "test_lora_extraction",
-    "fallback": "test_parity_texts",
+    "fallback": "parity/test_texts",
     "fisher": "test_merging_with_data",
     "fr_merging": "test_method_authors",
     "get_device": "test_plumbing",
@@ -96,14 +96,15 @@ def test_every_method_is_compared_with_an_oracle_or_a_formula():
 
 def test_what_is_tested_elsewhere_is_named_there():
     for method, where in ELSEWHERE.items():
-        (path,) = Path(__file__).parent.rglob(f"{where}.py")
+        tests = Path(__file__).parent
+        (path,) = [tests.parent / f"{where}.py"] if "/" in where else tests.rglob(f"{where}.py")
         assert method in path.read_text(encoding="utf-8")
 
 
 def test_every_method_that_gives_a_model_has_the_properties_tried():
-    tried = {method.identifier for method in test_method_properties.METHODS}
+    tried = {method.identifier for method in method_cases.METHODS}
 
     plumbing = {x.identifier for x in all_methods() if x.__wrapped__.__module__.endswith("methods.plumbing")}
-    aside = test_method_properties.KEY_LESS | test_method_properties.OF_NETWORKS
-    aside |= test_method_properties.OF_ADAPTERS | test_method_properties.WITH_DATA
+    aside = method_cases.KEY_LESS | method_cases.OF_NETWORKS
+    aside |= method_cases.OF_ADAPTERS | method_cases.WITH_DATA
     assert tried == BUILT_IN - plumbing - aside

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from method_cases import applied, drawn, run
 from state_dicts import contents
-from test_method_properties import applied, drawn, run
 
 import mecha_exp as m
 from mecha_exp.method_api.registry import resolve_method

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from method_cases import MASKS, MERGES, METHODS, bound, ids
 from state_dicts import StateDict, contents
-from test_method_properties import MASKS, MERGES, METHODS, bound, ids
 from torch import Tensor
 
 import mecha_exp as m

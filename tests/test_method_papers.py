@@ -11,6 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from authors import (
+    agreeing,
+    disjoint_mean,
+    largest,
+    official_breadcrumbs,
+    official_iso_c,
+    official_tsv_m,
+    paper_ties,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -55,27 +64,6 @@ def check(
         torch.testing.assert_close(
             made[key], expected, rtol=1e-9, atol=1e-9, msg=lambda text, k=key: f"{k}: {text}"
         )
-
-
-def largest(delta: Tensor, count: int) -> Tensor:
-    """The entries of the `count` largest magnitudes, and what ties with the last of them."""
-    if count == 0:
-        return torch.zeros_like(delta)
-    return torch.where(delta.abs() >= delta.abs().flatten().topk(count).values[-1], delta, 0)
-
-
-def agreeing(trimmed: Tensor, votes: Tensor) -> Tensor:
-    return (trimmed.sign() == votes.sign()) & (trimmed != 0)
-
-
-def disjoint_mean(trimmed: Tensor, votes: Tensor) -> Tensor:
-    agree = agreeing(trimmed, votes)
-    return (trimmed * agree).sum(0) / agree.sum(0).clamp(min=1)
-
-
-def paper_ties(deltas: Tensor, k: Fraction) -> Tensor:
-    trimmed = torch.stack([largest(d, max(int(k * d.numel()), 1) if k else 0) for d in deltas])
-    return disjoint_mean(trimmed, trimmed.sum(0))
 
 
 @pytest.mark.parametrize("k", ["0", "1/5", "29/100", "1/3", "9/10", "1"])
@@ -209,17 +197,6 @@ def test_an_epsilon_without_probabilities_is_refused_with_the_largest_one(varian
         m.merge(m.della(*models, density=0.4, epsilon=0.9, variant=variant))
 
 
-def official_breadcrumbs(deltas: Tensor, keep: float, remove: float) -> Tensor:
-    """Without the largest of each slice of the last axis, then the largest of what is left; numbers stay."""
-    if deltas.ndim == 1:
-        return deltas.sum(0)
-    count = deltas.shape[-1]
-    descending = deltas.abs().argsort(-1, descending=True)
-    start = int(Fraction(str(remove)) * count)
-    chosen = descending[..., start : start + int(Fraction(str(keep)) * count)]
-    return (deltas * torch.zeros_like(deltas).scatter_(-1, chosen, 1)).sum(0)
-
-
 @pytest.mark.parametrize(("density", "gamma"), [(0.15, 0.01), (0.4, 0.1), (0.9, 0.3)])
 def test_breadcrumbs_count_in_slices_of_the_last_axis(density, gamma):
     shapes = {"number": (), "vector": (41,), "matrix": (12, 31), "kernel": (6, 5, 3, 3)}
@@ -266,28 +243,6 @@ def test_the_stock_of_rows_has_no_order_where_all_pairs_count():
     for other in made[1:]:
         torch.testing.assert_close(other, made[0])
     assert max((other - neighbours[0]).norm() for other in neighbours) > 0.1
-
-
-def official_iso_c(deltas: Tensor, is_matrix: bool = True) -> Tensor:
-    if deltas.ndim != 3 or not is_matrix:
-        return deltas.mean(0)
-    u, s, vh = torch.linalg.svd(deltas.sum(0), full_matrices=False)
-    return u @ torch.diag(s.mean().expand(len(s))) @ vh
-
-
-def official_tsv_m(deltas: Tensor, is_matrix: bool = True) -> Tensor:
-    if deltas.ndim != 3 or not is_matrix:
-        return deltas.mean(0)
-    tasks, size = len(deltas), min(deltas.shape[1:])
-    count = size // tasks
-    us, ss, vs = (torch.zeros(*x) for x in ((deltas.shape[1], size), (size,), (size, deltas.shape[2])))
-    us, ss, vs = us.double(), ss.double(), vs.double()
-    for i, delta in enumerate(deltas):
-        u, s, vh = torch.linalg.svd(delta, full_matrices=False)
-        here = slice(i * count, (i + 1) * count)
-        us[:, here], ss[here], vs[here] = u[:, :count], s[:count], vh[:count]
-    (uu, _, uv), (vu, _, vv) = (torch.linalg.svd(x, full_matrices=False) for x in (us, vs))
-    return uu @ uv @ torch.diag(ss) @ vu @ vv
 
 
 @pytest.mark.parametrize(("method", "formula"), [(m.iso_c, official_iso_c), (m.tsv_m, official_tsv_m)])

@@ -5,13 +5,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+import authors
 import pytest
-import test_knots
-import test_method_authors as authors
-import test_method_papers as papers
-import test_whole_model as whole
 import torch
-from test_method_authors import StateDict
+from authors import StateDict
 from torch import Tensor
 
 import mecha_exp as m
@@ -70,15 +67,15 @@ CASES: dict[str, tuple[Callable[..., m.Node], Callable[[list[StateDict]], StateD
     "task_arithmetic": (m.task_arithmetic, of_keys(lambda x: x.sum(0))),
     "ties": (
         lambda *x, **given: m.ties(*x, density=0.2, variant="paper", **given),
-        of_keys(lambda x: papers.paper_ties(x, Fraction(1, 5))),
+        of_keys(lambda x: authors.paper_ties(x, Fraction(1, 5))),
     ),
     "ties, official": (
         lambda *x, **given: m.ties(*x, density=0.2, variant="official", **given),
-        of_model(lambda x: whole.official_ties_merging(x, 20)),
+        of_model(lambda x: authors.official_ties_merging(x, 20)),
     ),
     "breadcrumbs": (
         lambda *x, **given: m.breadcrumbs(*x, density=0.4, gamma=0.1, variant="paper", **given),
-        of_keys(lambda x: papers.official_breadcrumbs(x, 0.4, 0.1)),
+        of_keys(lambda x: authors.official_breadcrumbs(x, 0.4, 0.1)),
     ),
     "metagpt": (m.metagpt, of_model(metagpt)),
     "magmax": (m.magmax, of_keys(largest)),
@@ -100,12 +97,12 @@ CASES: dict[str, tuple[Callable[..., m.Node], Callable[[list[StateDict]], StateD
         lambda *x, **given: m.fr_merging(*x, radius=0.2, variant="official", **given),
         of_keys(lambda x: authors.official_fr_merging(x, 0.2)),
     ),
-    "iso_c": (m.iso_c, of_keys(papers.official_iso_c)),
+    "iso_c": (m.iso_c, of_keys(authors.official_iso_c)),
     "iso_cts": (
         lambda *x, **given: m.iso_cts(*x, common=0.5, **given),
         of_keys(lambda x: authors.official_iso_cts(x, 0.5)),
     ),
-    "tsv_m": (m.tsv_m, of_keys(papers.official_tsv_m)),
+    "tsv_m": (m.tsv_m, of_keys(authors.official_tsv_m)),
     "wudi": (m.wudi, of_keys(lambda x: authors.official_wudi(x, 300, 1e-5))),
     "doge": (lambda *x, **given: m.doge(*x, eta=0.07, density=0.3, subspace=6, **given), doge),
 }  # fmt: skip
@@ -131,5 +128,5 @@ def test_knots_merges_in_the_directions_that_all_tasks_share(models):
 
     made = m.merge(m.knots(*models, k=0.2, scale=SCALE))
 
-    for key, expected in test_knots.official(exact, 0.2, SCALE).items():
+    for key, expected in authors.official(exact, 0.2, SCALE).items():
         torch.testing.assert_close(made[key], expected.float(), rtol=1e-5, atol=1e-5, msg=key)

@@ -4,13 +4,10 @@ from pathlib import Path
 
 import pytest
 
-import mecha_exp
 from mecha_exp import ConfigError, RecipeError, build_recipe
 from mecha_exp.__main__ import main
 from mecha_exp.architectures import resolve
-from mecha_exp.architectures.library import registry
 from mecha_exp.evaluation import all_evaluators
-from mecha_exp.method_api.registry import all_methods
 from mecha_exp.plugins import load_plugins
 
 DEFINES = (
@@ -141,10 +138,6 @@ def test_methods_of_the_working_folder_are_found_by_name(tmp_path: Path, monkeyp
     (tmp_path / "methods" / "unrelated.py").write_text("raise SystemExit('not a plugin')")
     (tmp_path / "named.py").write_text(OWN_METHOD.format(name="test_own_named"))
     monkeypatch.chdir(tmp_path)
-    all_methods()
-    monkeypatch.setattr(
-        "mecha_exp.method_api.registry._registry", dict(mecha_exp.method_api.registry._registry)
-    )
 
     load_plugins(["named.py"])
 
@@ -159,7 +152,6 @@ ACME = "identifier: {name}\ncomponents: {{net: {{keys: {{'a.{{0..1}}.weight': [3
 
 @pytest.fixture
 def own_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(registry, "_REGISTERED", {})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_configs").mkdir()
     return tmp_path

@@ -1,6 +1,5 @@
 """What can be exchanged in a network: its rules, random orders, matching, and balanced attention."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -15,6 +14,8 @@ from safetensors.torch import load_file
 from state_dicts import StateDict, contents
 from torch import Tensor
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from toy_networks import ATTENTION, MLP, drawn_model, tensors
+from written import hash_of
 
 import mecha_exp as m
 from mecha_exp.architectures import (
@@ -28,63 +29,18 @@ from mecha_exp.architectures import (
     resolve,
     to_yaml,
 )
-from mecha_exp.architectures.library import registry
 from mecha_exp.errors import ConfigError
 from mecha_exp.methods.symmetries import balanced, drawn, permuted
-from parity.symmetries import hash_of
 
 GOLDEN = Path(__file__).parent / "golden" / "sd-mecha-symmetries.safetensors"
 EXACT = m.EngineOptions(compute_dtype=torch.float64, workers=2)
 
-MLP = from_yaml("""
-identifier: chain-test
-sizes: {inputs: 5, first: 12, second: 9, outputs: 3}
-components:
-  mlp:
-    keys:
-      "{0,1}.bias": {shape: [first], optional: true}
-      0.weight: [first, inputs]
-      1.weight: [first]
-      2.weight: [second, first]
-      2.bias: [second]
-      3.weight: [outputs, second]
-    symmetries:
-      "":
-        - {rows: ["0.{weight,bias}", "1.{weight,bias}"], columns: 2.weight}
-        - {rows: "2.{weight,bias}", columns: 3.weight}
-""")
-ATTENTION = from_yaml("""
-identifier: attention-test
-components:
-  layers:
-    keys:
-      "{0,1}.qkv.weight": [24, 8]
-      "{0,1}.qkv.bias": [24]
-      "{0,1}.out.weight": [8, 8]
-      "{0,1}.norm.weight": [8]
-    symmetries:
-      "{0,1}":
-        - {head: 4, rows: ["qkv.{weight,bias} 1/3", "qkv.{weight,bias} 2/3"]}
-        - {head: 4, rows: "qkv.{weight,bias} 3/3", columns: out.weight}
-""")
-
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch):
+def known(registries):
     """The configs of the networks here, for one test each."""
-    monkeypatch.setattr(registry, "_REGISTERED", {})
     register(MLP)
     register(ATTENTION)
-
-
-def tensors(keys: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype = torch.float64) -> StateDict:
-    generator = torch.Generator().manual_seed(seed)
-    values = {key: torch.randn(shape, generator=generator).double() for key, shape in keys.items()}
-    return {key: (x / math.sqrt(math.prod(x.shape[1:]))).to(dtype) for key, x in values.items()}
-
-
-def drawn_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float64) -> StateDict:
-    return tensors({key: info.shape for key, info in config.keys().items()}, seed, dtype)
 
 
 def mlp(model: StateDict, x: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from range_server import Handler, RangeServer
 from safetensors.torch import save_file
 
 import mecha_exp
-from bench.range_server import Handler, RangeServer
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.remote import file_systems, lookup, pieces, retries
 from mecha_exp.checkpoint.transaction import lock
@@ -54,9 +54,9 @@ WAITS = {
     "engine/runtime/scheduler.py:_take": OWN_THREAD,
     "evaluation/isolation/pool.py:_idle_worker": "an evaluator: evaluator.timeout is its limit",
     "evaluation/isolation/process.py:close": KILLED,
-    "evaluators/common/transfers.py:wait": OWN_THREAD,
-    "evaluators/common/transfers.py:moved": OWN_THREAD,
-    "evaluators/common/transfers.py:expect": OWN_THREAD,
+    "evaluation/transfers.py:wait": OWN_THREAD,
+    "evaluation/transfers.py:moved": OWN_THREAD,
+    "evaluation/transfers.py:expect": OWN_THREAD,
     "lab/bucket.py:flush": SENT,
     "sources/copier.py:write_source": READ,
     "system/progress.py:within": "a future that is done",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from authors import mean_of_agreeing, official_ties_merging
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -72,26 +73,11 @@ def check(node: m.Node, models: Sequence[StateDict], expected_delta: Tensor, *mo
 # the methods
 
 
-def official_ties_merging(vectors: Tensor, percent: float) -> Tensor:
-    """The authors' ties_merging(vectors, percent, "dis-mean")."""
-    count = vectors.shape[1]
-    rank = count - int(count * percent / 100)
-    least = vectors.abs().kthvalue(rank, dim=1, keepdim=True).values
-    trimmed = torch.where(vectors.abs() >= least, vectors, 0)
-    signs = trimmed.sum(0).sign()
-    signs = torch.where(signs == 0, signs.sum().sign(), signs)
-    return disjoint_mean(trimmed, torch.where(signs > 0, trimmed > 0, trimmed < 0))
-
-
 def paper_ties_merging(vectors: Tensor, kept: int) -> Tensor:
     """Trim the flat vectors to their `kept` largest entries; a zero sum elects no sign."""
     least = vectors.abs().topk(kept, dim=1).values[:, -1:]
     trimmed = torch.where(vectors.abs() >= least, vectors, 0)
-    return disjoint_mean(trimmed, (trimmed.sign() == trimmed.sum(0).sign()) & (trimmed != 0))
-
-
-def disjoint_mean(trimmed: Tensor, agree: Tensor) -> Tensor:
-    return (trimmed * agree).sum(0) / agree.sum(0).clamp(min=1)
+    return mean_of_agreeing(trimmed, (trimmed.sign() == trimmed.sum(0).sign()) & (trimmed != 0))
 
 
 @pytest.mark.parametrize("percent", [0.0, 20, 33, 90])

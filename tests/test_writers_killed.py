@@ -7,13 +7,12 @@ why none does.
 import ast
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import printed
 from writer_kills import SCENARIOS
 
 import mecha_exp
@@ -57,7 +56,7 @@ WRITERS = {
     "checkpoint/remote/lookup.py:_write_file": SCRATCH,
     "checkpoint/remote/lookup.py:fetch_small_files": ONE_FILE,
     "checkpoint/remote/stand_in.py:write": SCRATCH,
-    "cli/comfyui.py:main": "nodes of ComfyUI",
+    "comfyui/install.py:main": "nodes of ComfyUI",
     "cluster/claims.py:__init__": CLAIM,
     "cluster/processes.py:_fill": CLAIM,
     "cluster/processes.py:_started_process": "a log",
@@ -127,11 +126,7 @@ def writers() -> dict[str, tuple[str, int]]:
 
 def killed(folder: Path, count: int, *names: str) -> dict[str, Any]:
     """Kill the commands of scenarios at so many of their changes."""
-    program = [sys.executable, str(REPOSITORY / "tests" / "writer_kills.py"), str(folder), str(count), *names]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=3000)
-    assert not done.returncode, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
+    report: dict[str, Any] = json.loads(printed("writer_kills", folder, count, *names, timeout=3000))
     return report
 
 
@@ -162,7 +157,9 @@ def test_an_adapter_is_old_or_new_at_every_kill(tmp_path: Path) -> None:
 
 
 def test_each_place_that_writes_is_known() -> None:
-    assert writers().keys() == WRITERS.keys(), "give it a scenario in tests/writer_kills.py, or say why none"
+    assert writers().keys() == WRITERS.keys(), (
+        "give it a scenario in tests/support/writer_kills.py, or say why none"
+    )
     words = [word.strip(",") for reason in WRITERS.values() for word in reason.split()]
     tests = [word for word in words if word.startswith("tests/")]
     assert tests and all((REPOSITORY / path).exists() for path in tests)

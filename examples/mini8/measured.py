@@ -15,7 +15,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 def measure(kind: str, seed: int, task: str, path: Path) -> None:
     """Write the statistics, or the mask, of the expert of a seed and a task."""
-    from mecha_exp.cli.calibrate import main  # which looks up the expert in this package
+    from mecha_exp.calibration.seams.calibrate import main  # which looks up the expert in this package
 
     path.parent.mkdir(parents=True, exist_ok=True)
     expert = f"made://mini8/seed{seed}/{task}.safetensors"

@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from mecha_exp.app.point import Point
-from mecha_exp.app.recipes.templates import base_of_mergekit
+from mecha_exp.app.recipes.templates import foreign_base
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.errors import CheckpointError, ConfigError
-from mecha_exp.peft.recipes import bases_of_adapters
+from mecha_exp.graph.nodes import ModelNode
+from mecha_exp.sources.readers import readers
 from mecha_exp.sources.search import find_model
 
 
@@ -29,7 +30,7 @@ def base_of(point: Point) -> str | None:
 
     Of a configuration of mergekit it is its `base_model`.
     """
-    base = base_of_mergekit(point.config, point.options.model_dirs) or point.config["models"].get("base")
+    base = foreign_base(point.config, point.options.model_dirs) or point.config["models"].get("base")
     names = {point.files[node]: name for node, name in point.names.items()}
     try:
         return names.get(find_model(str(base), point.options.model_dirs)) if base else None
@@ -48,7 +49,9 @@ def base_of_adapter(point: Point, path: Path) -> Path | None:
         return None
     by_node = {point.files[node]: node for node in point.names}
     if path in by_node:
-        bases = bases_of_adapters(point.recipe, point.options.model_dirs)
+        bases: dict[ModelNode, ModelNode] = {}
+        for reader in readers([path / ADAPTER_CONFIG]):
+            bases |= reader.bases(point.recipe, point.options.model_dirs)
         return point.files[bases[by_node[path]]] if by_node[path] in bases else None
     base = point.config["models"].get("base")
     return find_model(str(base), point.options.model_dirs) if base else None

@@ -56,9 +56,7 @@ def _show_plan(line: CommandLine) -> int:
         point.read_scoring(planned)  # checks it
         show_plan(planned, list(point.names.values()), point.hyperparameters)
     if point.adapter:
-        print_line(
-            f" adapter  {point.adapter.path.name}, of rank {point.adapter.rank} at most, made of that output"
-        )
+        print_line(f" {point.adapter.summary}, made of that output")
     return 0
 
 

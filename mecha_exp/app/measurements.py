@@ -12,19 +12,18 @@ from pathlib import Path
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.experts import base_of, base_of_adapter, experts_found, experts_left_out, named_experts
-from mecha_exp.app.outputs.adapter import adapted
+from mecha_exp.app.outputs.makers import adapted
 from mecha_exp.app.point import Point
 from mecha_exp.app.provenance import names_of_input
 from mecha_exp.app.races import Races, without_outcomes
 from mecha_exp.errors import ConfigError, EvaluationError, MechaError, MergeError
-from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement
+from mecha_exp.evaluation import NORMALISED, Context, Evaluation, Measurement, transfers
 from mecha_exp.evaluation.isolation.pool import close_pools
 from mecha_exp.evaluation.model import Model, load_state_dict
 from mecha_exp.evaluation.normalisation import find_experts, normalised
 from mecha_exp.evaluation.outcome_table import decode, encode
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.racing import Dropped
-from mecha_exp.evaluators.common import transfers
 from mecha_exp.lab.content_hash import contents_of
 from mecha_exp.lab.store import ResultStore
 from mecha_exp.lab.stored_results import StoredEvaluation

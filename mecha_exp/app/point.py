@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from mecha_exp.app.outputs.adapter import AdapterOutput
+from mecha_exp.app.outputs.makers import OutputMaker
 from mecha_exp.app.provenance import input_names
-from mecha_exp.app.recipes.templates import config_of_mergekit, small_files_of
+from mecha_exp.app.recipes.templates import brought_by
+from mecha_exp.cards import Settings, card_of
 from mecha_exp.checkpoint import dtype_word, is_file_name
 from mecha_exp.checkpoint.remote import place_of
 from mecha_exp.engine import EngineOptions, Job, Plan
@@ -26,7 +27,6 @@ from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import InMemory, ModelNode, Node, models_of
 from mecha_exp.lab.content_hash import content_of, contents_of, keep_hash
 from mecha_exp.lab.signature import Signature, signature_of
-from mecha_exp.publishing.card import Settings, model_card
 from mecha_exp.recipe.keys import main_call
 from mecha_exp.sources.search import find_model
 
@@ -76,7 +76,7 @@ class Point:
     shard_size: int | None = None
     hashes_inputs: bool = True
     scoring: Scoring = UNMEASURED
-    adapter: AdapterOutput | None = None
+    adapter: OutputMaker | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -204,6 +204,7 @@ class Point:
         self, output: Path | dict[str, torch.Tensor] | None, metadata: Mapping[str, str] | None = None
     ) -> Job:
         """The engine's job for this point; `metadata` goes into the header beside the recipe."""
+        brought = brought_by(self.config, self.options.model_dirs)
         return Job(
             self.recipe,
             output,
@@ -213,8 +214,8 @@ class Point:
             durable=bool(self.config["output"]["durable"]),
             shard_size=self.shard_size,
             quantize=self.quantize,
-            small_files=small_files_of(self.config, self.options.model_dirs),
-            card=self._make_card if isinstance(output, Path) and self.has_card else None,
+            small_files=brought.small_files if brought else {},
+            card=self._card() if isinstance(output, Path) and self.has_card else None,
             hashed=keep_hash if isinstance(output, Path) else None,
         )
 
@@ -224,9 +225,12 @@ class Point:
         is_folder = self.output is not None and (self.shard_size is not None or not is_file_name(self.output))
         return is_folder and bool(self.config["output"].get("card", True))
 
-    def _make_card(self) -> bytes:
-        config = config_of_mergekit(self.config, self.options.model_dirs)
-        return model_card(self.recipe, Settings(self.options, self.dtype, config), self.contents)
+    def _card(self) -> Callable[[], bytes] | None:
+        def settings() -> Settings:
+            brought = brought_by(self.config, self.options.model_dirs)
+            return Settings(self.options, self.dtype, brought.config if brought else None, self.contents)
+
+        return card_of(self.recipe, settings)
 
     def signed_job(self) -> Job:
         """The job of a signed point. Each call makes a new state dict, because an attempt may fail."""

@@ -12,10 +12,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from mecha_exp.app.outputs.adapter import adapter_output
+from mecha_exp.app.outputs.makers import output_maker
 from mecha_exp.app.point import NAMES, SECTIONS, Point
 from mecha_exp.app.recipes.templates import build_filled
-from mecha_exp.app.words.plain_data import as_written
+from mecha_exp.app.words.plain_data import as_written, filled
 from mecha_exp.app.words.typed_names import in_typed_names
 from mecha_exp.checkpoint import INDEX, parse_size
 from mecha_exp.checkpoint.remote import is_address, keep_in
@@ -36,28 +36,47 @@ class _Models:
 
     dir: str | None = None
     cache: str | None = None
+    sets: list[list[Any]] | None = None
+
+
+@dataclass
+class _Tracking:
+    """What a configuration's `tracking` must be."""
+
+    uri: str | None = None
+    experiment: str | None = None
 
 
 @dataclass
 class _Settings:
-    """What the keys of a configuration must be that have no group of their own."""
+    """What the keys of a configuration must be that nothing else checks."""
 
     models: _Models | None = None
     engine: dict[str, Any] | None = None
+    blocks: dict[str, Any] | None = None
+    output: dict[str, Any] | None = None
+    evaluator: dict[str, Any] | None = None
+    tracking: _Tracking | None = None
+    sweep: dict[str, Any] | None = None
     hub: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
     store: str | None = None
 
 
-def resolve(cfg: DictConfig) -> dict[str, Any]:
+def resolve(cfg: DictConfig, written: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The configuration without the `hydra` section, all references resolved.
+
+    Args:
+        cfg: the configuration.
+        written: the same as plain data, where it is at hand; see `Composed`.
 
     Raises:
         ConfigError: a dangling reference, a mandatory value is missing, or a value has another type.
     """
     try:
-        cfg = with_paths(cfg)
-        config = _normal({str(key): _resolved(cfg, str(key)) for key in cfg if key != "hydra"})
+        written = dict(written or as_written(cfg))
+        cfg = with_paths(cfg, written)
+        config = _normal({str(key): _resolved(cfg, str(key), written) for key in cfg if key != "hydra"})
         check_types(config)
         return config
     except OmegaConfBaseException as error:
@@ -92,9 +111,14 @@ def check_types(config: Mapping[str, Any]) -> None:
 _PATHS = ("base", "experts", "sets", "dir", "cache")
 
 
-def with_paths(cfg: DictConfig) -> DictConfig:
-    """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths."""
-    models, store = as_written(cfg.models), cfg.get("store")
+def with_paths(cfg: DictConfig, written: dict[str, Any]) -> DictConfig:
+    """The configuration with models that YAML takes for numbers, such as a folder `100`, as paths.
+
+    Args:
+        cfg: the configuration.
+        written: the same as plain data, in which paths become texts as well.
+    """
+    models, store = written["models"], written.get("store")
     if not isinstance(models, dict):
         return cfg
     paths = {name: _as_paths(models[name]) for name in _PATHS if name in models}
@@ -104,6 +128,7 @@ def with_paths(cfg: DictConfig) -> DictConfig:
     with open_dict(changed):
         changed.models.update(paths)
         changed.store = _as_paths(store)
+    written |= {"models": as_written(changed.models), "store": changed.store}
     return changed
 
 
@@ -124,20 +149,28 @@ def _normal(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _resolved(cfg: DictConfig, key: str) -> Any:
-    value = cfg[key]
+def _resolved(cfg: DictConfig, key: str, written: Mapping[str, Any]) -> Any:
+    try:
+        return filled(written[key], written)
+    except (LookupError, RecursionError):
+        value = cfg[key]
     if not OmegaConf.is_config(value):
         return value
     return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
-def prepare_job(config: DictConfig, folder: Path) -> Point:
+def prepare_job(config: DictConfig, folder: Path, written: Mapping[str, Any] | None = None) -> Point:
     """`prepare` for the configuration of a job; errors name arguments as they are typed.
+
+    Args:
+        config: of the job.
+        folder: of its run.
+        written: the configuration as plain data, where it is at hand; see `Composed`.
 
     Raises:
         MechaError: as `resolve` and `prepare` raise it.
     """
-    resolved = resolve(config)
+    resolved = resolve(config, written)
     try:
         return prepare(resolved, folder)
     except MechaError as error:
@@ -189,7 +222,7 @@ def _with_output(config: dict[str, Any], folder: Path, recipe: Node, options: En
     with prefixed("output.shard_size: "):
         shard_size = None if output.get("shard_size") is None else parse_size(output["shard_size"])
     _require_on_disk(output["path"])
-    adapter = adapter_output(config, folder, options)
+    adapter = output_maker(config, folder, options)
     if output["save"] and adapter is None:
         is_folder = shard_size is not None or _reads_a_folder(recipe, options.model_dirs)
         default = folder / ("model" if is_folder else "model.safetensors")

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,12 +23,9 @@ from mecha_exp.system.imports import (
 )
 
 VERBS = (
-    "adapters",
     "bundle",
-    "calibrate",
     "cite",
     "clean",
-    "comfyui",
     "compose",
     "convert",
     "demo",
@@ -38,8 +35,6 @@ VERBS = (
     "ls",
     "merge",
     "plan",
-    "push",
-    "recalibrate",
     "reproduce",
     "show",
     "table",
@@ -47,7 +42,9 @@ VERBS = (
     "ui",
     "why",
 )
-"""The verbs: each is a module of this package with `main(arguments) -> exit status`, imported on demand."""
+"""The verbs of this package: each is a module with `main(arguments) -> exit status`, imported on demand."""
+GROUP = "mecha_exp.verbs"
+"""The entry points by which packages announce other verbs: the name of each, and such a function."""
 
 _HYDRA_ANSWERS = (
     "--help",
@@ -135,7 +132,8 @@ def _run() -> int:
 
     arguments = sys.argv[1:]
     try:
-        return _verb_of(arguments)(arguments[1:] if arguments and arguments[0] in VERBS else arguments)
+        verb = _verb_of(arguments)
+        return application(arguments) if verb is None else verb(arguments[1:])
     except MechaError as error:
         from mecha_exp.terminal.console import show_error
 
@@ -156,13 +154,27 @@ def _run() -> int:
         return INTERRUPTED
 
 
-def _verb_of(arguments: list[str]) -> Callable[[list[str]], int]:
+def verbs() -> Sequence[str]:
+    """The verbs of this package and of others."""
+    from mecha_exp.entry_points import announced
+
+    return sorted({*VERBS, *announced(GROUP)})
+
+
+def _verb_of(arguments: list[str]) -> Callable[[list[str]], int] | None:
+    """What the first word stands for; None where it begins the settings of the application."""
+    word = arguments[0] if arguments else ""
     if arguments == ["--version"]:
         return _version
-    if arguments and arguments[0] in VERBS:
-        verb: Callable[[list[str]], int] = import_without_gc(f"{__name__}.{arguments[0]}").main
-        return verb
-    return application
+    verb: Callable[[list[str]], int] | None = None
+    if word in VERBS:
+        verb = import_without_gc(f"{__name__}.{word}").main
+    elif word.isidentifier():  # a setting is not, so that most commands need not look for packages
+        from mecha_exp.entry_points import announced, load
+
+        entry = announced(GROUP).get(word)
+        verb = load(entry) if entry else None
+    return verb
 
 
 def _version(arguments: list[str]) -> int:
@@ -202,7 +214,7 @@ def application(arguments: list[str]) -> int:
 
     _require_text([str(Path.cwd()), *arguments])
     ordered = reorder(arguments)
-    require_settings(arguments, VERBS)
+    require_settings(arguments, verbs)
     if any(word.partition("=")[0] in _HYDRA_ANSWERS for word in ordered):
         try:
             compose.answer(read(ordered))

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     add_plugins(parser)
     options = parser.parse_args(arguments)
     from mecha_exp.plugins import load_plugins
-    from mecha_exp.publishing.citations import cited
+    from mecha_exp.runs.citations import cited
 
     load_plugins(options.plugin)
     methods: list[str] = []
@@ -55,7 +55,7 @@ def _add(word: str | None, folders: list[Path], methods: list[str], modes: list[
     Raises:
         ConfigError: it means nothing here.
     """
-    from mecha_exp.publishing.citations import methods_in
+    from mecha_exp.runs.citations import methods_in
 
     if word is not None:
         try:

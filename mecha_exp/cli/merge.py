@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from mecha_exp.terminal.console import as_typed, print_line
 
 if TYPE_CHECKING:
     from mecha_exp.engine import EngineOptions, Job
-    from mecha_exp.mergekit.recipe import Merge
+    from mecha_exp.recipe.foreign import ForeignRecipe, RecipeReader
 
 EXAMPLE = """\
 examples:
@@ -32,41 +31,22 @@ configuration: python -m mecha_exp recipe=mecha recipe.path=template.mecha a=a.s
 """
 
 
-_OF_MERGEKIT = {
-    **dict.fromkeys(("--cuda", "--gpu-rich", "--multi-gpu", "--read-to-gpu"), "engine.device=cuda"),
-    "--device": "engine.device=cuda",
-    "--lora-merge-cache": "adapters are added while they are read, without a copy on a disk",
-    "--no-write-model-card": "--no-card",
-    "--num-threads": "--workers",
-    "--out-shard-size": "--shard-size",
-    "--random-seed": "-p parameters.seed",
-    **dict.fromkeys(
-        (
-            *("--allow-crimes", "--async-write", "--copy-tokenizer", "--lazy-unpickle", "--low-cpu-memory"),
-            *("--safe-serialization", "--trust-remote-code", "--write-model-card"),
-        ),
-        "leave it out",
-    ),
-}
-"""Options of mergekit-yaml, with what takes their place."""
-
-
 def main(arguments: list[str]) -> int:
     """Merge a recipe into a file."""
     options, unknown = _parser().parse_known_intermixed_args(arguments)
     from mecha_exp.across import run_plan
     from mecha_exp.checkpoint.remote import with_slashes
-    from mecha_exp.cli.recipes import engine_options, is_of_mergekit, load_mergekit, load_recipe
+    from mecha_exp.cli.recipes import engine_options, load_foreign, load_recipe
     from mecha_exp.engine import plan
-    from mecha_exp.mergekit.recipe import Merge
+    from mecha_exp.recipe.foreign import ForeignRecipe, reader_of_file
     from mecha_exp.terminal.bars import progress_bar
 
-    is_foreign = is_of_mergekit(options.recipe)
-    _require_known(unknown, is_foreign)
-    if is_foreign:
-        options.output = _output_of_mergekit(options)
-    merge = load_mergekit(options) if is_foreign else Merge(load_recipe(options), {})
-    previous = _PreviousMerge() if is_foreign else _previous_merge(options)
+    reader = reader_of_file(options.recipe)
+    _require_known(unknown, reader)
+    if reader:
+        options.output = _output_of_foreign(options)
+    merge = load_foreign(options, reader) if reader else ForeignRecipe(load_recipe(options))
+    previous = _PreviousMerge() if reader else _previous_merge(options)
     engine = engine_options(options, **previous.engine, workers=options.workers)
     job = _job(options, merge, previous, engine)
     with PeakMemory() as memory, plan([job], engine) as planned, progress_bar(planned) as advance:
@@ -93,12 +73,14 @@ def _size(text: str) -> int:
     return parse_size(text)
 
 
-def _job(options: argparse.Namespace, merge: Merge, previous: _PreviousMerge, engine: EngineOptions) -> Job:
+def _job(
+    options: argparse.Namespace, merge: ForeignRecipe, previous: _PreviousMerge, engine: EngineOptions
+) -> Job:
     """The job of a command; a model that is merged again unchanged gets the same header."""
+    from mecha_exp.cards import Settings, card_of
     from mecha_exp.checkpoint import is_file_name
     from mecha_exp.engine import Job
     from mecha_exp.engine.planner.by_key import parse_output_dtype
-    from mecha_exp.publishing.card import Settings, model_card
 
     dtype = parse_output_dtype(options.dtype or previous.output.get("dtype"))
     output = _output(options)
@@ -112,7 +94,7 @@ def _job(options: argparse.Namespace, merge: Merge, previous: _PreviousMerge, en
         shard_size=options.shard_size,
         quantize=previous.output.get("quantize"),
         small_files=merge.small_files,
-        card=partial(model_card, merge.recipe, Settings(engine, dtype, merge.config)) if has_card else None,
+        card=card_of(merge.recipe, lambda: Settings(engine, dtype, merge.config)) if has_card else None,
     )
 
 
@@ -151,14 +133,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _require_known(unknown: Sequence[str], is_foreign: bool) -> None:
-    """Check that no option is unknown; those of mergekit-yaml are errors that say what takes their place."""
+def _require_known(unknown: Sequence[str], reader: RecipeReader | None) -> None:
+    """Check that no option is unknown; those of the tool's command are errors with what takes their place."""
     if not unknown:
         return
     names = [word.partition("=")[0] for word in unknown]
-    meant = [f"{name}: {_OF_MERGEKIT[name]}" for name in names if name in _OF_MERGEKIT]
-    if is_foreign and meant:
-        raise ConfigError(f"these are options of mergekit-yaml. In their place: {', '.join(meant)}.")
+    known = reader.options if reader else {}
+    meant = [f"{name}: {known[name]}" for name in names if name in known]
+    if reader and meant:
+        raise ConfigError(f"these are options of {reader.command}. In their place: {', '.join(meant)}.")
     _parser().error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
@@ -189,8 +172,8 @@ def _previous_merge(options: argparse.Namespace) -> _PreviousMerge:
     return _PreviousMerge(metadata, engine, origin.output)
 
 
-def _output_of_mergekit(options: argparse.Namespace) -> Path:
-    """The output of a configuration of mergekit: the word after it, as for mergekit-yaml."""
+def _output_of_foreign(options: argparse.Namespace) -> Path:
+    """The output of a recipe in the form of another tool: the word after it, as for mergekit-yaml."""
     words = [word for word in options.setting if "=" not in word]
     if words and options.output is None:
         options.setting.remove(words[0])

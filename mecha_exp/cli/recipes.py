@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from mecha_exp.cli.arguments import OFFLINE
 from mecha_exp.engine.options import SETTINGS, EngineOptions
 from mecha_exp.errors import ConfigError, Problems, RecipeError, brief, did_you_mean, prefixed
 from mecha_exp.graph.nodes import Node
-from mecha_exp.mergekit.recipe import Merge, read_merge
 from mecha_exp.numbers import number_in
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize_path
 from mecha_exp.recipe.files import fill_from_files, find_recipe
+from mecha_exp.recipe.foreign import ForeignRecipe, RecipeReader, reader_of_file
 from mecha_exp.recipe.text_writer import CONSTANTS
 
 _ENGINE = "engine."
@@ -52,26 +51,21 @@ def load_recipe(options: argparse.Namespace) -> Node:
         RecipeError: all problems of the recipe.
     """
     load_plugins(options.plugin)
-    if is_of_mergekit(options.recipe):
-        return load_mergekit(options).recipe
+    if reader := reader_of_file(options.recipe):
+        return load_foreign(options, reader).recipe
     recipe = deserialize_path(find_recipe(options.recipe, options.models_dir))
     return fill_from_files(recipe, _parameters(options), options.models_dir)
 
 
-def is_of_mergekit(path: Path) -> bool:
-    """Whether a file is a configuration of mergekit, by its name."""
-    return path.suffix in (".yml", ".yaml")
-
-
-def load_mergekit(options: argparse.Namespace) -> Merge:
-    """The merge of the configuration that the arguments name, with the values that they change.
+def load_foreign(options: argparse.Namespace, reader: RecipeReader) -> ForeignRecipe:
+    """The recipe in the form of another tool that the arguments name, with the values that they change.
 
     Raises:
-        MechaError: as `from_mergekit` raises it.
+        MechaError: as its reader raises it.
     """
     path = find_recipe(options.recipe, options.models_dir)
     is_offline = all(OFFLINE.get(word, True) for word in options.setting)
-    return read_merge(path, _parameters(options), options.models_dir, is_offline)
+    return reader.read(path, _parameters(options), options.models_dir, is_offline)
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:

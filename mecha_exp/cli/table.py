@@ -17,10 +17,10 @@ from mecha_exp.report import Results, terminal_tables
 from mecha_exp.report.conclusion import concluded_results
 from mecha_exp.report.export import write_csv
 from mecha_exp.report.join import joined
-from mecha_exp.report.notes import notes_of
 from mecha_exp.report.paper.table import Part, verdict_on
 from mecha_exp.report.paper.text import Numbers, latex, markdown
 from mecha_exp.report.sweep_results import results_from, results_of
+from mecha_exp.report.table import notes_of
 from mecha_exp.report.verdict import verdict_data
 from mecha_exp.runs.outcomes import outcomes_so_far
 from mecha_exp.runs.query import find_sweep, short_folder

@@ -3,13 +3,8 @@
 ComfyUI finds them through a folder in its `custom_nodes`, which `python -m mecha_exp comfyui install` writes.
 """
 
-from mecha_exp.comfyui.methods import METHOD_NODES
-from mecha_exp.comfyui.nodes import NODES
+import lazy_loader
 
-NODE_CLASS_MAPPINGS = {**NODES, **METHOD_NODES}
-"""The class of each node, by the name that workflows keep."""
-
-NODE_DISPLAY_NAME_MAPPINGS = {name: node.TITLE for name, node in NODE_CLASS_MAPPINGS.items()}
-"""The title of each node."""
-
-__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"mappings": ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]}
+)

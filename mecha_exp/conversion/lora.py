@@ -7,14 +7,18 @@ from torch import Tensor
 
 from mecha_exp.architectures import AdapterConfig, ModelConfig, is_convertible, member_of, resolve, views
 from mecha_exp.architectures.lora_deltas import Deltas
-from mecha_exp.errors import ConfigError
+from mecha_exp.errors import CheckpointError, ConfigError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node
 from mecha_exp.method_api.method import Kind, MergeMethod
 from mecha_exp.method_api.parameters import Parameter, Return
 from mecha_exp.method_api.state_dict import StateDict, StateDictKeyError
 from mecha_exp.method_api.views import Reading, View
-from mecha_exp.peft.metadata import with_alphas
 from mecha_exp.sources.lora import AdapterSource
+from mecha_exp.sources.readers import readers
+from mecha_exp.sources.source import Source
+
+SCALES = "lora_adapter_metadata"
+"""What diffusers calls the configurations of the adapters in a file: `transformer.lora_alpha` and others."""
 
 
 class AdapterConversion(MergeMethod):
@@ -54,13 +58,31 @@ class AdapterConversion(MergeMethod):
         (lora,) = call.children
         if not isinstance(lora, ModelNode):
             return call
-        source = with_alphas(reading.sources[lora])
+        source = _with_scales(reading.sources[lora])
         base = dict(asked.arguments).get("base")
         if not isinstance(base, ModelNode) or not self.deltas.reading(source.keys()):
             return View(call, partial(AdapterSource, source, self.deltas, reading.budget))
         known_by = MergeNode(self, (("lora", lora), ("base", base)), call.space)
         base_source = reading.sources[base]
         return View(known_by, partial(AdapterSource, source, self.deltas, reading.budget, base_source))
+
+
+def _with_scales(source: Source) -> Source:
+    """A LoRA file with the scales that its metadata names, by the reader that knows them.
+
+    Raises:
+        CheckpointError: it has such metadata, and there is no such reader.
+    """
+    if SCALES not in source.metadata:
+        return source
+    scaled = source
+    for reader in readers():
+        scaled = reader.with_scales(scaled)
+    if scaled is source:
+        raise CheckpointError(
+            f"{source.name}: the scales of its modules are in its {SCALES}, which no package here reads."
+        )
+    return scaled
 
 
 def adapter_conversion(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mecha_exp.errors import ConfigError, Problems, brief, did_you_mean
@@ -31,27 +33,39 @@ WEIGHT_STATS = "weight_stats"
 SPLIT, CONTEXT, EXAMPLES = "split", "context", "examples"
 """The parameters of an evaluator that no configuration sets: the part of its data, the point, examples."""
 RACE = ("race", "race_alpha", "race_seed", "race_looks", "race_best", "fidelity")
-SETTINGS = (
-    *("name", "also", "metric", "direction", "timeout", "workers", "devices", "sheet"),
-    *RACE,
-    SPLIT,
-    WEIGHT_STATS,
-)
+_VALUE = float | str | Sequence[Any] | bool | None
+_TYPES = {
+    "name": Any,  # which the registry checks
+    "also": Sequence[str | Mapping[str, Any]] | None,
+    **dict.fromkeys(("metric", "direction"), str | Sequence[str] | None),
+    **dict.fromkeys(("timeout", "workers", "devices", "sheet", *RACE), _VALUE),
+    SPLIT: str | None,
+    WEIGHT_STATS: bool | None,
+}
+SETTINGS = tuple(_TYPES)
 """Keys of the configuration's `evaluator` that are not parameters of an evaluator."""
 MERGE_PREFIXES = ("time/", "io/", "memory/", "weights/", "adapter/", "nonfinite")
 """The beginnings of the names of metrics that come from the merge, and not from an evaluator."""
 RACE_PREFIX = "race/"
 """The beginning of the names of what a race measured of a point on some of the examples."""
 VALIDATION, TEST = "validation", "test"
-PATHS = list
-"""What stands for a list of paths among the types of parameters."""
 _NOT_OFFERED = {
     "batched": " Several points in one forward pass (torch.func.vmap) gain nothing on a CPU, and on an H200 "
     "eight transformers took 1.5 to 2 times as long as one by one. Use evaluator.workers=2 to measure points "
     "side by side."
 }
 """What parameters that a reader may look for would do, and what to use in their place."""
-_EXPECTED: dict[type, str] = {Path: "a path", PATHS: "a list of paths"}
+_EXPECTED: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    Path: "a path",
+    NoneType: "null",
+    **dict.fromkeys((list, tuple, Sequence), "a list"),
+    **dict.fromkeys((dict, Mapping), "a mapping"),
+}
+_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 _METRIC = re.compile(r"[^/]+(/[^/]+)*")
 _DOTS = re.compile(r"(^|/)\.{1,2}(/|$)")
 
@@ -150,17 +164,16 @@ class Evaluator:
             value = bound[name] = arguments.get(name, parameter.default)
             if value is inspect.Parameter.empty:
                 problems.add(f"evaluator.{name}: the evaluator '{self.name}' needs a value for it.")
-            elif types.get(name) is Path and isinstance(value, str | Path):
+            elif name in arguments and value is not parameter.default and not _is_a(value, types[name]):
+                problems.add(f"evaluator.{name}: expected {_described(types[name])}, got {brief(value)}.")
+            elif Path in (kind := _kinds(types[name])) and isinstance(value, str | Path):
                 bound[name] = Path(value).expanduser()
                 if not bound[name].exists():
                     problems.add(_lost(name, str(value)))
-            elif types.get(name) is PATHS and _is_list_of_texts(value):
+            elif any(Path in typing.get_args(each) for each in kind) and isinstance(value, list | tuple):
                 bound[name] = [Path(part).expanduser() for part in value]
                 missing = [str(part) for part in bound[name] if not part.exists()]
                 problems.add_all(_lost(name, part) for part in missing)
-            elif name in arguments and not (value is parameter.default or _is_a(value, types.get(name))):
-                expected = _EXPECTED.get(types[name]) or types[name].__name__
-                problems.add(f"evaluator.{name}: expected {expected}, got {brief(value)}.")
         problems.raise_as(ConfigError)
         return bound
 
@@ -195,6 +208,14 @@ class Evaluator:
                 raise ConfigError(f"{self.name}: splits={self.splits}: expected different words without '/'.")
 
 
+def check_types(settings: Mapping[str, Any], problems: Problems) -> None:
+    """Check the types of the settings that all evaluators have."""
+    for name in settings.keys() & _TYPES.keys():
+        if not _is_a(settings[name], kind := _TYPES[name]):
+            expected = "a value" if kind is _VALUE else _described(kind)  # whose reader says more
+            problems.add(f"evaluator.{name}: expected {expected}, got {brief(settings[name])}.")
+
+
 def metric_problem(name: str) -> str | None:
     """What is wrong with the name of a metric; None for a good one.
 
@@ -216,35 +237,46 @@ def _lost(name: str, path: str) -> str:
     return f"evaluator.{name}: {path} does not exist.{hint}"
 
 
-def _annotations(score: Score) -> dict[str, type]:
-    """What values of a configuration are checked against: int, float, str, bool, Path, or None beside it."""
+def _annotations(score: Score) -> Mapping[str, Any]:
+    """The annotations by name; those that are missing, and all that cannot be read, are `Any`."""
     try:
-        hints = typing.get_type_hints(score)
+        return defaultdict(lambda: Any, typing.get_type_hints(score))
     except NameError:  # a type that is imported for type checkers only
-        return {}
-    plain = {name: _not_none(hint) for name, hint in hints.items()}
-    paths = dict.fromkeys((name for name, hint in plain.items() if _are_paths(hint)), PATHS)
-    return {name: hint for name, hint in plain.items() if hint in (int, float, str, bool, Path)} | paths
+        return defaultdict(lambda: Any)
 
 
-def _are_paths(hint: Any) -> bool:
-    """Whether a type is a list, a tuple or another sequence of paths."""
-    return typing.get_origin(hint) in (list, tuple, Sequence) and Path in typing.get_args(hint)
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or one type."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
 
 
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(part, str | Path) for part in value)
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value of a configuration is of an annotated type; of types that it cannot have, any is."""
+    return any(_is_of_kind(value, kind) for kind in _kinds(hint))
 
 
-def _not_none(hint: Any) -> Any:
-    """The type of `int | None` beside None."""
-    rest = [part for part in typing.get_args(hint) if part is not type(None)]
-    return rest[0] if len(rest) == 1 and type(None) in typing.get_args(hint) else hint
-
-
-def _is_a(value: Any, kind: type | None) -> bool:
-    if kind is None:
-        return True
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind) or (Any,)
+    if origin in (list, tuple, Sequence):
+        return isinstance(value, list | tuple) and all(_is_a(item, parts[0]) for item in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping) and all(_is_a(item, parts[-1]) for item in value.values())
     if kind is float:
         return is_number(value)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if kind in (int, str, Path):
+        given = (str, Path) if kind is Path else kind
+        return isinstance(value, given) and not isinstance(value, bool)
+    return isinstance(value, kind) if kind in (bool, NoneType) else True
+
+
+def _described(hint: Any) -> str:
+    """The words for an annotated type."""
+    return " or ".join(dict.fromkeys(map(_described_kind, _kinds(hint))))
+
+
+def _described_kind(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin in (list, tuple, Sequence):
+        items = (_PLURAL.get(each, "values") for each in _kinds((typing.get_args(kind) or (Any,))[0]))
+        return f"a list of {' or '.join(items)}"
+    return _EXPECTED.get(origin or kind) or str(getattr(kind, "__name__", kind))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 TEXTS = ("task", "example", "cluster")
 VALUE, METRIC = "value", "metric"
+_SHARED = 16
+"""How many columns of a kind are kept: points have those of labels, tasks and examples in common."""
 Label = str | int | None
 Codes = NDArray[np.int32]
 
@@ -63,9 +66,10 @@ def table_of(outcomes: Outcomes, **labels: Label) -> pyarrow.Table:
     tasks = list(outcomes.values)
     lengths = [len(outcomes.values[task]) for task in tasks]
     columns = {name: _constant(label, sum(lengths)) for name, label in labels.items()}
-    columns["task"] = _dictionary(np.repeat(np.arange(len(tasks), dtype=np.int32), lengths), tasks)
+    columns["task"] = _tasks(tuple(tasks), tuple(lengths))
     for name, by_task in (("example", outcomes.examples), ("cluster", outcomes.clusters)):
-        columns[name] = _words(np.concatenate([by_task[task] for task in tasks]))
+        texts = np.concatenate([by_task[task] for task in tasks])
+        columns[name] = _words(texts.tobytes(), texts.dtype)
     values = np.concatenate([outcomes.values[task] for task in tasks])
     columns[VALUE] = _plain(pyarrow.float64(), values)
     return pyarrow.table(columns)
@@ -136,6 +140,7 @@ def _raw(array: pyarrow.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(array.buffers()[1], dtype)[array.offset :][: len(array)]
 
 
+@lru_cache(maxsize=_SHARED)
 def _constant(label: Label, length: int) -> pyarrow.Array:
     import pyarrow
 
@@ -146,8 +151,14 @@ def _constant(label: Label, length: int) -> pyarrow.Array:
     return _plain(pyarrow.int64(), np.full(length, label, dtype=np.int64))
 
 
-def _words(texts: Names) -> pyarrow.Array:
-    unique, codes = np.unique(texts, return_inverse=True)
+@lru_cache(maxsize=_SHARED)
+def _tasks(names: tuple[str, ...], lengths: tuple[int, ...]) -> pyarrow.Array:
+    return _dictionary(np.repeat(np.arange(len(names), dtype=np.int32), lengths), names)
+
+
+@lru_cache(maxsize=4)
+def _words(texts: bytes, dtype: np.dtype[Any]) -> pyarrow.Array:
+    unique, codes = np.unique(np.frombuffer(texts, dtype), return_inverse=True)
     return _dictionary(codes.astype(np.int32), unique.tolist())
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def all_evaluators() -> dict[str, Evaluator]:
     return dict(sorted(_registry.items()))
 
 
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Forget at the end which evaluators the block has registered, but for those of mecha_exp."""
+    before = dict(_registry)
+    try:
+        yield
+    finally:
+        ours = {n: entry for n, entry in _registry.items() if str(_module_of(entry)).startswith("mecha_exp.")}
+        _registry.clear()
+        _registry.update(ours | before)
+
+
 def _import(name: str) -> Evaluator:
     """Import an evaluator that an installed package announces.
 
@@ -175,6 +188,10 @@ def named_evaluator(name: str) -> Evaluator | None:
     return _import(name) if name in announced(GROUP) else _registry.get(name)
 
 
+def _demos() -> list[str]:
+    return [name for name in DEMOS if name in announced(GROUP)]
+
+
 def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     """The evaluator with this name; for `auto` the bundled one that fits the model, else None.
 
@@ -186,7 +203,7 @@ def find_evaluator(name: Any, shapes: Shapes) -> Evaluator | None:
     if not isinstance(name, str):
         raise ConfigError(f"evaluator.name: expected a name as in evaluator.name=digits, got {name!r}.")
     if name == AUTO:
-        return next((demo for demo in map(_import, DEMOS) if demo.fits(shapes)), None)
+        return next((demo for demo in map(_import, _demos()) if demo.fits(shapes)), None)
     if name == "none":
         raise ConfigError("evaluator.name=none: no evaluator is evaluator=none.")
     chosen = named_evaluator(name)

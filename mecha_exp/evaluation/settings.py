@@ -15,6 +15,7 @@ from mecha_exp.evaluation.declaration import (
     WEIGHT_STATS,
     Evaluator,
     Shapes,
+    check_types,
     metric_problem,
 )
 from mecha_exp.evaluation.isolation.pool import read_workers
@@ -42,9 +43,7 @@ def read_scoring(
         ConfigError: all problems of this part.
     """
     problems = Problems()
-    for key in SETTINGS:
-        if key != "name" and isinstance(settings.get(key), Mapping):  # as of evaluator.timeout.0=3
-            problems.add(f"evaluator.{key}: expected a value, got {dict(settings[key])}.")
+    check_types(settings, problems)
     problems.raise_as(ConfigError)
     parameters = {key: value for key, value in settings.items() if key not in SETTINGS}
     workers, devices = read_workers(settings.get("workers"), settings.get("devices"), problems)

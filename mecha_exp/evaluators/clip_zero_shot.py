@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluators.common import ModelFolder, check_network, folder_of, frozen_folder, network
 from mecha_exp.evaluators.vision.encoders import encoder_of
 from mecha_exp.evaluators.vision.frozen import changed_at
-from mecha_exp.evaluators.vision.heads import Head, check_width, files_in, output_places
+from mecha_exp.evaluators.vision.heads import Head, Words, check_width, files_in, output_places
 from mecha_exp.evaluators.vision.hits import check_pictures, hits, image_evaluator, image_sets, what_decides
 from mecha_exp.evaluators.vision.image_data import ImageSet, task_paths
 from mecha_exp.evaluators.vision.pixels import check_processor, processor_file
@@ -90,9 +90,9 @@ def clip_zero_shot(
     state_dict: Mapping[str, Tensor],
     *,
     data: str | None = None,
-    tasks: Any = None,
-    classes: Any = None,
-    templates: Any = None,
+    tasks: Sequence[str] | Mapping[str, str] | None = None,
+    classes: Words = None,
+    templates: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     text_model: str | None = None,
     validation_share: float | None = None,
     split_seed: int = 0,

@@ -14,7 +14,6 @@ from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluation.learning.registry import logits_of
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
-from mecha_exp.evaluators.common.devices import one_thread
 
 # mypy does not see the packages that live beside mecha_exp in the checkout.
 from mecha_exp.examples.digits.network import (  # type: ignore[import-not-found, unused-ignore]
@@ -22,6 +21,7 @@ from mecha_exp.examples.digits.network import (  # type: ignore[import-not-found
     DigitsNetwork,
     network_shapes,
 )
+from mecha_exp.system.cores import one_thread
 
 __all__ = ["digits", "digits_logits", "fits"]
 

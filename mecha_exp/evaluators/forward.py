@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -149,8 +149,8 @@ def forward(
     data: Path,
     module: str | None = None,
     kind: str | None = None,
-    output: Any = None,
-    references: Any = None,
+    output: str | int | None = None,
+    references: str | Sequence[str] | None = None,
     batch_size: int = 8,
     model: str | None = None,
     device: str = "auto",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from mecha_exp.evaluators.vision import timm_models
 from mecha_exp.evaluators.vision.encoders import CLASSIFIER, CLASSIFIES, encoder_of, names_of_outputs
 from mecha_exp.evaluators.vision.heads import (
     Head,
+    Words,
     check_width,
     files_in,
     head_files,
@@ -107,9 +108,9 @@ def image_classification(
     state_dict: Mapping[str, Tensor],
     *,
     data: str | None = None,
-    tasks: Any = None,
-    heads: Any = None,
-    classes: Any = None,
+    tasks: Sequence[str] | Mapping[str, str] | None = None,
+    heads: str | Mapping[str, str] | None = None,
+    classes: Words = None,
     validation_share: float | None = None,
     split_seed: int = 0,
     limit: int | None = None,

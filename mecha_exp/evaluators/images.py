@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,9 +84,9 @@ def _depends(context: Context, options: Options) -> dict[str, Any]:
 def images(
     state_dict: Mapping[str, Tensor],
     *,
-    prompts: Any = None,
-    seeds: Any = (0,),
-    schedulers: Any = None,
+    prompts: str | Sequence[str] | None = None,
+    seeds: Sequence[int] = (0,),
+    schedulers: Sequence[str] | None = None,
     steps: int = 20,
     guidance: float | None = 7.5,
     negative: str | None = None,

@@ -30,14 +30,14 @@ from mecha_exp.numbers import is_number
 __all__ = ["lm_eval"]
 
 
-def _names(tasks: Any) -> list[str]:
+def _names(tasks: str | Sequence[str]) -> list[str]:
     """The names of tasks: a list, or words with commas between them.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: there is none.
     """
     listed = tasks.split(",") if isinstance(tasks, str) else tasks
-    if not isinstance(listed, Sequence) or not listed or not all(isinstance(name, str) for name in listed):
+    if not listed:
         raise ConfigError(f"evaluator.tasks: expected names of tasks, as in [arc_easy,piqa], got {tasks!r}.")
     return [name.strip() for name in listed]
 
@@ -121,19 +121,19 @@ def lm_eval(
     state_dict: Mapping[str, Tensor],
     *,
     context: Context,
-    tasks: Any,
+    tasks: str | Sequence[str],
     test: bool | None = None,
     split: str | None = None,
-    limit: Any = None,
+    limit: float | None = None,
     num_fewshot: int | None = None,
-    batch_size: Any = None,
+    batch_size: int | str | None = None,
     apply_chat_template: bool = False,
     system_instruction: str | None = None,
-    gen_kwargs: Any = None,
+    gen_kwargs: str | Mapping[str, Any] | None = None,
     include_path: str | None = None,
     score: str | None = None,
     backend: str = HF,
-    model_args: Any = None,
+    model_args: Mapping[str, Any] | None = None,
     model: str | None = None,
     device: str = "auto",
     dtype: str = "auto",

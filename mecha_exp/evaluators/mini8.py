@@ -13,7 +13,6 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.learning.registry import logits_of
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.evaluation.registry import evaluator
-from mecha_exp.evaluators.common.devices import one_thread
 
 # mypy does not see the packages that live beside mecha_exp in the checkout.
 from mecha_exp.examples.mini8.network import (  # type: ignore[import-not-found, unused-ignore]
@@ -22,6 +21,7 @@ from mecha_exp.examples.mini8.network import (  # type: ignore[import-not-found,
     features,
 )
 from mecha_exp.examples.mini8.tasks import tasks  # type: ignore[import-not-found, unused-ignore]
+from mecha_exp.system.cores import one_thread
 
 __all__ = ["fits", "mini8", "mini8_logits"]
 

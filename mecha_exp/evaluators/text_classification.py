@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,13 @@ def text_classification(
     context: Context,
     data: Path | None = None,
     test: Path | None = None,
-    tasks: Any = None,
+    tasks: str | Sequence[str | int] | Mapping[str, Mapping[str, Any] | None] | None = None,
     heads: Path | None = None,
     text: str | None = None,
     text_pair: str | None = None,
     label: str = "label",
-    labels: Any = None,
-    metrics: Any = None,
+    labels: Sequence[str | int] | None = None,
+    metrics: str | Sequence[str] | None = None,
     split: str = "validation",
     limit: int | None = None,
     length: int | None = None,

@@ -9,14 +9,15 @@ from typing import Any
 from mecha_exp.architectures import Detection, ModelConfig, candidates, closest, detect
 from mecha_exp.architectures.keys import is_stack
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
+from mecha_exp.checkpoint.model import ADAPTER_CONFIG
 from mecha_exp.checkpoint.quantisation import quantisation_of
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, counted, some
 from mecha_exp.inspection.model_config import human_count
 from mecha_exp.inspection.recipe_tree import tree_of
-from mecha_exp.peft.description import described, sentence
 from mecha_exp.recipe import deserialize
 from mecha_exp.recipe.files import METADATA_KEY
 from mecha_exp.sources.quantised.view import OPTION, DequantisedSource, dequantised, with_plain_keys
+from mecha_exp.sources.readers import readers_of
 from mecha_exp.sources.source import infos_of
 from mecha_exp.system.progress import human_bytes
 from mecha_exp.terminal.console import as_typed, make_table, print_line, stdout
@@ -53,9 +54,28 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "renamed": len(detection.renamed),
         "blocks": [block for block in config.blocks() if block in blocks],
         "recipe": model.metadata.get(METADATA_KEY),
-        "adapter": described(model),
+        "adapter": _adapter(model),
         "anomalies": anomalies,
     }
+
+
+def _adapter(model: StateDictSource) -> Mapping[str, Any] | None:
+    """What an adapter is, by the reader that knows it; None for a model."""
+    return next((data for reader in readers_of([model]) if (data := reader.describe(model))), None)
+
+
+def _sentence(data: Mapping[str, Any]) -> str:
+    """One line about an adapter."""
+    if data["fault"]:
+        return f"an adapter that cannot be merged: {data['fault']}"
+    ranks, scales = (" or ".join(f"{number:.6g}" for number in data[name]) for name in ("ranks", "scales"))
+    words = [f"a {data['kind']} adapter of PEFT ({ADAPTER_CONFIG})"]
+    words += [f"trained on {data['base']}"] if data["base"] else []
+    words.append(
+        f"{counted(data['modules'], 'module')} of rank {ranks}, times {scales}" if ranks else "no modules"
+    )
+    words += [counted(len(data["whole"]), "whole tensor")] if data["whole"] else []
+    return ", ".join(words)
 
 
 def _components(
@@ -163,7 +183,7 @@ def show_model(data: Mapping[str, Any]) -> None:
     """Print a model as tables."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in data["sizes"].items())
     unknown = "of no known model config: its components and blocks are those of its names"
-    what = data["config"] or (sentence(data["adapter"]) if data["adapter"] else unknown)
+    what = data["config"] or (_sentence(data["adapter"]) if data["adapter"] else unknown)
     print_line(f"{data['path']}: {what}{f' ({sizes})' if sizes else ''}")
     rows = make_table("component", "keys", "parameters", "size", "dtypes")
     for name, part in data["components"].items():

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mecha_exp.checkpoint import is_arithmetic, torch_dtype
-from mecha_exp.checkpoint.sidecars import SmallFiles
 from mecha_exp.errors import CheckpointError, ConfigError, MechaError, Problems, prefixed
 from mecha_exp.graph.by_key import DEFAULT
 from mecha_exp.graph.literals import node_by_key
 from mecha_exp.graph.nodes import Node
+from mecha_exp.lab.points import SEED_PATH
 from mecha_exp.mergekit.documents import (
     by_name,
     check_effect,
     in_order,
     load_documents,
+    paths_in,
     values_by_document,
     with_values,
 )
+from mecha_exp.mergekit.methods import METHODS, SEED
 from mecha_exp.mergekit.mixtures.reader import Mixture, is_mixture, read_mixture
 from mecha_exp.mergekit.mixtures.recipe import mixture_recipe
 from mecha_exp.mergekit.modules import module_of_each, selectors_of
@@ -34,30 +36,23 @@ from mecha_exp.mergekit.slice_node import SliceBuilder
 from mecha_exp.mergekit.slices import spans_of
 from mecha_exp.mergekit.tokenizers import tokenizer_files_of
 from mecha_exp.mergekit.vocabulary import Vocabulary
+from mecha_exp.recipe.foreign import ForeignRecipe, RecipeReader, value_at
 from mecha_exp.sources import search_path
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Merge:
+class Merge(ForeignRecipe):
     """A merge that a configuration asks for.
 
     Attributes:
-        recipe: its graph.
-        small_files: the tokenizer's files that the output does not have from its first input; see `Job`.
-        config: the content of the configuration, with the values that were changed.
-        first: its first input, whose config.json the output gets; None of other recipes.
+        first: its first input, whose config.json the output gets; None of mixtures.
         slices: what it is made of.
-        notes: what of the configuration has no effect, in sentences.
     """
 
-    recipe: Node
-    small_files: SmallFiles
-    config: Mapping[str, Any] | None = None
     first: StoredModel | None = None
     slices: Sequence[SliceBuilder] = ()
-    notes: tuple[str, ...] = ()
 
     def as_model(self, name: str) -> StoredModel:
         """The merge as an input of another: its graph, rounded to the dtype in which it would be written.
@@ -165,7 +160,9 @@ def _of_document(name: str) -> AbstractContextManager[None]:
 def _build_mixture(mixture: Mixture, folders: Sequence[Path], offline: bool) -> Merge:
     """The merge of dense models into one of experts."""
     models = find_models(mixture.references, folders, offline, {})
-    return Merge(*mixture_recipe(mixture, models))
+    return Merge(
+        *mixture_recipe(mixture, models), in_memory="a mixture of experts, whose gates are made in memory"
+    )
 
 
 def build(
@@ -244,3 +241,62 @@ def find_models(
             models[reference] = StoredModel.find(reference, searched, offline)
     problems.raise_as(CheckpointError)
     return models
+
+
+class ConfigurationReader(RecipeReader):
+    """Reads configurations of mergekit: `recipe=mergekit`, and files of YAML that are merged."""
+
+    suffixes = (".yml", ".yaml")
+    command = "mergekit-yaml"
+    options: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("--cuda", "--gpu-rich", "--multi-gpu", "--read-to-gpu"), "engine.device=cuda"),
+        "--device": "engine.device=cuda",
+        "--lora-merge-cache": "adapters are added while they are read, without a copy on a disk",
+        "--no-write-model-card": "--no-card",
+        "--num-threads": "--workers",
+        "--out-shard-size": "--shard-size",
+        "--random-seed": "-p parameters.seed",
+        **dict.fromkeys(
+            (
+                *("--allow-crimes", "--async-write", "--copy-tokenizer", "--lazy-unpickle"),
+                *("--low-cpu-memory", "--safe-serialization", "--trust-remote-code", "--write-model-card"),
+            ),
+            "leave it out",
+        ),
+    }
+
+    def read(self, path: Path, values: Mapping[str, Any], folders: Sequence[Path], offline: bool) -> Merge:
+        """The merge of a configuration."""
+        return read_merge(path, values, folders, offline)
+
+    def paths(self, path: Path) -> Sequence[str]:
+        """The dotted paths of its values, which begin with the name of a document that has one."""
+        return paths_in(path)
+
+    def check_names(self, path: Path, reserved: Iterable[str]) -> None:
+        """Check that no document is named like a value of the bench, which it would be taken for."""
+        documents = load_documents(path)
+        clashes = sorted(by_name(documents).keys() & set(reserved)) if len(documents) > 1 else []
+        if clashes:
+            raise ConfigError(
+                f"{path}: a document has the name {clashes[0]!r}, which has a meaning of its own here: "
+                f"{clashes[0]}.dtype would be read as both. Give it another name."
+            )
+
+    def base(self, path: Path, values: Mapping[str, Any]) -> str | None:
+        """The base model; several documents in one file have none in common."""
+        documents = load_documents(path)
+        named = values.get("base_model") or documents[0].get("base_model")
+        return named if isinstance(named, str) and len(documents) == 1 else None
+
+    def seed(self, path: Path, values: Mapping[str, Any]) -> int | None:
+        """The seed of the random masks; a file of several documents has one for each, and none of its own."""
+        documents = load_documents(path)
+        if len(documents) > 1:
+            return None
+        config = with_values(documents[0], values)
+        method = METHODS.get(str(config.get("merge_method")))
+        if method is None or SEED not in method.parameters:
+            return None
+        seed = value_at(config, SEED_PATH)
+        return seed if isinstance(seed, int) else 0

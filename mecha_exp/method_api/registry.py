@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mecha_exp.entry_points import announced, load
@@ -56,6 +58,18 @@ def resolve_method(identifier: str) -> MergeMethod:
             f"unknown merge method '{identifier}'.{did_you_mean(identifier, _registry)} A method of your own "
             "must be loaded first: plugins=[mine.py] or --plugin mine.py."
         ) from None
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Forget at the end which methods the block has registered, but for those of mecha_exp."""
+    before = dict(_registry)
+    try:
+        yield
+    finally:
+        ours = {name: m for name, m in _registry.items() if m.function.__module__.startswith("mecha_exp.")}
+        _registry.clear()
+        _registry.update(ours | before)
 
 
 def all_methods() -> list[MergeMethod]:

@@ -11,14 +11,12 @@ import torch
 from mecha_exp.architectures.lora import ALPHA
 from mecha_exp.checkpoint import TensorInfo
 from mecha_exp.checkpoint.positional import FileRegion, byte_view
+from mecha_exp.conversion.lora import SCALES
 from mecha_exp.documents import DocumentError, parse_json, typed
 from mecha_exp.errors import CheckpointError
 from mecha_exp.peft.config import PeftConfig, parse_config
 from mecha_exp.peft.modules import A
 from mecha_exp.sources.source import Source, SourceView, infos_of
-
-ENTRY = "lora_adapter_metadata"
-"""What diffusers calls the configurations of the adapters in a file: `transformer.lora_alpha` and others."""
 
 
 class WithAlphas(SourceView):
@@ -57,7 +55,7 @@ def with_alphas(source: Source) -> Source:
     Raises:
         CheckpointError: the metadata cannot be read, or says that the factors are not a difference.
     """
-    if ENTRY not in source.metadata:
+    if SCALES not in source.metadata:
         return source
     configs = _configs_in(source)
     alphas = {}
@@ -72,13 +70,13 @@ def with_alphas(source: Source) -> Source:
 
 def _configs_in(source: Source) -> dict[str, PeftConfig]:
     """The configuration of the adapter of each part of a pipeline."""
-    text = source.metadata[ENTRY]
+    text = source.metadata[SCALES]
     try:
         content = typed(parse_json(text), dict[str, Any])
     except DocumentError as error:
-        raise CheckpointError(f"{source.name}: its {ENTRY} cannot be read: {error}.") from None
+        raise CheckpointError(f"{source.name}: its {SCALES} cannot be read: {error}.") from None
     parts: dict[str, dict[str, object]] = {}
     for name, value in content.items():
         part, _, entry = name.partition(".")
         parts.setdefault(part, {"peft_type": "LORA"})[entry] = value
-    return {part: parse_config(own, Path(f"{source.name}: {ENTRY}.{part}")) for part, own in parts.items()}
+    return {part: parse_config(own, Path(f"{source.name}: {SCALES}.{part}")) for part, own in parts.items()}

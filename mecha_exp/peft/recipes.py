@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.architectures.lora import LORA_DELTA
-from mecha_exp.errors import RecipeError
+from mecha_exp.errors import CheckpointError, RecipeError
 from mecha_exp.graph.nodes import MergeNode, ModelNode, Node, call, is_call, models_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.views import Reading, View
-from mecha_exp.peft.config import config_of
+from mecha_exp.peft.config import LOHA, LOKR, LORA, PeftConfig, config_of, read_config
 from mecha_exp.peft.deltas import PeftDeltas
+from mecha_exp.peft.metadata import with_alphas
+from mecha_exp.peft.modules import MAGNITUDE, sorted_modules
 from mecha_exp.peft.vocabulary import IS_ADAPTER, resized_lines, with_vocabulary
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.readers import Prepared, Reader
@@ -37,6 +40,35 @@ class AdapterReader(Reader):
         adapter, base = (reading.sources[model] for model in pair)
         fit = reading.configs.only_fit(pair[1])
         return View(call, partial(PeftDeltas, adapter, base, reading.budget), fit.identifier if fit else None)
+
+    def bases(self, recipe: Node, model_dirs: Sequence[Path]) -> Mapping[ModelNode, ModelNode]:
+        """Each adapter of a recipe with the model that it is added to."""
+        with open_sources(models_of(recipe), model_dirs) as sources:
+            return dict(adapter_calls(with_bases([recipe], sources).recipes, sources))
+
+    def with_scales(self, source: Source) -> Source:
+        """A LoRA file of diffusers with the scales of its modules."""
+        return with_alphas(source)
+
+    def describe(self, source: Source) -> Mapping[str, Any] | None:
+        """What an adapter is, and why it cannot be read if so."""
+        if source.path is None or not source.is_adapter:
+            return None
+        try:
+            config = read_config(source.path)
+            factors, whole = sorted_modules(source.keys(), str(source.path))
+        except CheckpointError as error:
+            return {"kind": "of PEFT", "fault": str(error)}
+        has_magnitudes = any(MAGNITUDE in suffixes for suffixes in factors.values())
+        return {
+            "kind": "DoRA" if has_magnitudes else _name_of(config),
+            "base": config.base,
+            "modules": len(factors),
+            "ranks": sorted({config.rank_of(module) for module in factors}),
+            "scales": sorted({config.scale_of(module) for module in factors}),
+            "whole": sorted(whole),
+            "fault": "",
+        }
 
 
 def with_bases(recipes: Sequence[Node], sources: Mapping[ModelNode, Source]) -> Prepared:
@@ -103,12 +135,6 @@ def _adapters_by_base(
     return {base: list(own.values()) for base, own in adapters.items()}
 
 
-def bases_of_adapters(recipe: Node, model_dirs: Sequence[Path]) -> dict[ModelNode, ModelNode]:
-    """Each adapter of a recipe with the model that it is added to."""
-    with open_sources(models_of(recipe), model_dirs) as sources:
-        return dict(adapter_calls(with_bases([recipe], sources).recipes, sources))
-
-
 def adapter_calls(
     recipes: Sequence[Node], sources: Mapping[ModelNode, Source]
 ) -> Iterator[tuple[ModelNode, ModelNode]]:
@@ -135,3 +161,8 @@ def adapter_call(node: Node, sources: Mapping[ModelNode, Source]) -> tuple[Model
             f"{base!r}. Name the model that it was trained on, and add the difference to the merge."
         )
     return adapter, base
+
+
+def _name_of(config: PeftConfig) -> str:
+    names = {LORA: "rsLoRA" if config.is_rank_stabilised else "LoRA", LOHA: "LoHa", LOKR: "LoKr"}
+    return names[config.kind]

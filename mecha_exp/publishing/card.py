@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 import yaml
 
+from mecha_exp.cards import Settings
 from mecha_exp.checkpoint.folder import PIPELINE
 from mecha_exp.checkpoint.sidecars import CARD_TAG
 from mecha_exp.engine import EngineOptions
@@ -31,30 +29,8 @@ SHOWN_CALLS = 12
 SHOWN_NAMES = 3
 """The inputs that the title names."""
 
-RESULTS = "\n## Results\n"
-"""The heading of the last section, which is filled when the model has been measured."""
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What decides a merge beside its recipe.
-
-    Attributes:
-        options: of the engine.
-        dtype: of the output; None is that of each key in the first input.
-        config: the configuration of mergekit that the recipe was read from; empty for any other recipe.
-    """
-
-    options: EngineOptions = EngineOptions()  # noqa: RUF009, it is immutable
-    dtype: torch.dtype | ByKey | None = None
-    config: Mapping[str, Any] | None = None
-
-
-def model_card(
-    recipe: Node,
-    settings: Settings = Settings(),
-    contents: Mapping[Path, str] | None = None,
-) -> bytes:
+def model_card(recipe: Node, settings: Settings) -> bytes:
     """The card of a merged model: Markdown with the front matter that hubs read, in UTF-8.
 
     It has the method with its hyperparameters, the inputs with the SHA-256 of their contents and their
@@ -64,12 +40,11 @@ def model_card(
     Args:
         recipe: its graph.
         settings: of the merge.
-        contents: the SHA-256 of each input by path; None reads the inputs.
 
     Raises:
         CheckpointError: an input does not exist or cannot be read.
     """
-    inputs = inputs_of(recipe, settings.options.model_dirs, contents)
+    inputs = inputs_of(recipe, settings.options.model_dirs, settings.contents)
     front_matter = yaml.safe_dump(_front_matter(inputs), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front_matter}---\n",
@@ -80,12 +55,6 @@ def model_card(
         "\n".join(_setting_lines(settings)),
     ]
     return "\n".join(sections).encode(errors="backslashreplace")
-
-
-def with_results(card: str, lines: Sequence[str]) -> str:
-    """A card with these lines as its last section; none leave it without one."""
-    text = card.partition(RESULTS)[0]
-    return text + RESULTS + "\n" + "\n".join(lines) + "\n" if lines else text
 
 
 def _front_matter(inputs: Sequence[Input]) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from rich.text import Text
 from mecha_exp.report.intervals import Bounds, bounded, intervals
 from mecha_exp.report.pareto import MARK, front, front_note
 from mecha_exp.report.results import MISSING, Results
+from mecha_exp.report.search.notes import search_notes
 from mecha_exp.report.settings import Estimate, Setting
 from mecha_exp.report.verdict import BEST, ELSEWHERE, TIED, conclusion, footnotes
+from mecha_exp.report.why.factors import factor_notes
+from mecha_exp.report.why.shapley import shapley_notes
 
 _SHORT = 12
 """Settings of several methods that are shown without being asked for; of more, the best of each method."""
@@ -342,3 +345,8 @@ def _how_many_fit(metrics: Sequence[str], listed: Sequence[Row], room: int) -> i
 def _width(texts: Sequence[str]) -> int:
     """The columns of a terminal that texts need, with those between them and the next ones."""
     return max((len(text) for text in texts), default=0) + 2
+
+
+def notes_of(results: Results) -> list[str]:
+    """What the experts, the blocks and the trials of a sweep show, then the remarks on it and its points."""
+    return [*factor_notes(results), *shapley_notes(results), *search_notes(results), *results.notes]

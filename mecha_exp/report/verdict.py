@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mecha_exp.errors import EvaluationError, counted
+from mecha_exp.errors import counted
 from mecha_exp.lab.points import SEED_PATH, SET_KEY
 from mecha_exp.report.intervals import SEEDS_ALONE, base_of, covered, prefix
 from mecha_exp.report.results import REPLICATE_KEYS, Results
@@ -61,7 +61,7 @@ def verdict_of(
         direction=results.direction,
         inputs=inputs,
         base=base,
-        expert_of=experts_of(results, inputs, base),
+        expert_of=named_experts(results),
         splits=tuple(dict.fromkeys(splits_of(results))),
         dropped=sum(setting.dropped for setting in results.settings),
         fresh=_fresh_candidates(results, fresh),
@@ -226,31 +226,9 @@ def splits_of(results: Results) -> tuple[str, str]:
     return selected_on, record.report_split or selected_on
 
 
-def experts_of(results: Results, inputs: Sequence[Candidate], base: str | None) -> dict[str, str] | None:
-    """The input that is the expert of each task: named by the configuration, or in each set best by far."""
-    from mecha_exp.evaluation.normalisation import find_experts
-    from mecha_exp.verdict.candidates import comparable
-
-    split = splits_of(results)[1]
-    usable, _ = comparable([i for i in inputs if split in i.outcomes], split)
-    sets: dict[str, dict[str, Outcomes]] = {}
-    for candidate in usable:
-        sets.setdefault(candidate.replicate, {})[candidate.name] = candidate.outcomes[split]
-    named = {task: name for record in results.finished for task, name in record.expert_of.items()}
-    by_set = []
-    for outcomes in sets.values():
-        known = {task: outcomes[name] for task, name in named.items() if name in outcomes}
-        try:
-            experts = find_experts(outcomes, base, known, minimized=results.minimized)
-        except EvaluationError:  # a task that is not measured on this split
-            return None
-        names = {id(part): name for name, part in outcomes.items()}
-        by_set.append({task: names[id(part)] for task, part in experts.items()})
-    return (
-        {task: name for task, name in by_set[0].items() if all(of_set.get(task) == name for of_set in by_set)}
-        if by_set
-        else {}
-    )
+def named_experts(results: Results) -> dict[str, str]:
+    """The input that a configuration names as the expert of a task."""
+    return {task: name for record in results.finished for task, name in record.expert_of.items()}
 
 
 def write_verdict(results: Results, path: Path) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from mecha_exp.errors import ConfigError, brief, counted
-from mecha_exp.publishing.citations import cited, methods_in
+from mecha_exp.runs.citations import cited, methods_in
 from mecha_exp.runs.record import Record, json_ready, read_recipe
 from mecha_exp.runs.sweep import SWEEP_FILE, Sweep
 from mecha_exp.system.atomic_write import atomic_write

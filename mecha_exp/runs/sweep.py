@@ -127,10 +127,12 @@ class Sweep:
             folder: the folder of the sweep.
             ended: whether the sweep is known to have come to its end.
         """
-        from mecha_exp.checkpoint.transaction.lock import is_in_use  # imports torch
-
         records = self.records(folder)
         lost = [n for n in range(self.points) if folder / str(n) not in records]
+        if not lost:
+            return records
+        from mecha_exp.checkpoint.transaction.lock import is_in_use  # imports torch
+
         if not ended and (self.underway or is_in_use(folder / LOCKED)):
             return records
         missing = lost[: max(self.points - len(records), 0)]

@@ -4,15 +4,19 @@ A reader is found by an entry point of the group `mecha_exp.readers`, that of an
 mecha_exp itself:
 
     [project.entry-points."mecha_exp.readers"]
-    peft = "mecha_exp.peft.recipes:AdapterReader"
+    "adapter_config.json" = "mecha_exp.peft.recipes:AdapterReader"
+
+A name with a dot is the end of the name of a file: the reader is loaded only for models with such a file. One
+of another name is asked about every model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.entry_points import announced, load
@@ -57,11 +61,42 @@ class Reader:
         """How a call is read, where this reader knows it better than its method."""
         return None
 
+    def bases(self, recipe: Node, model_dirs: Sequence[Path]) -> Mapping[ModelNode, ModelNode]:
+        """The models of a recipe that stand on others, such as adapters, with those."""
+        return {}
+
+    def with_scales(self, source: Source) -> Source:
+        """A LoRA file with the scales of its modules that its metadata, of diffusers, names."""
+        return source
+
+    def describe(self, source: Source) -> Mapping[str, Any] | None:
+        """What an adapter is, as plain data; see `inspection/model.py`. None for any other source."""
+        return None
+
+
+def readers(files: Iterable[Path] | None = None) -> Sequence[Reader]:
+    """The readers of all installed packages; of those for certain files the ones that these need.
+
+    Args:
+        files: those of models; None is any.
+    """
+    names = None if files is None else [file.name for file in files]
+    return [
+        _reader(name)
+        for name in announced(GROUP)
+        if names is None or "." not in name or any(file.endswith(name) for file in names)
+    ]
+
+
+def readers_of(sources: Iterable[Source]) -> Sequence[Reader]:
+    """The readers that models need."""
+    return readers(file for source in sources for file in source.files)
+
 
 @cache
-def readers() -> Sequence[Reader]:
-    """The readers of all installed packages."""
-    return [load(entry)() for entry in announced(GROUP).values()]
+def _reader(name: str) -> Reader:
+    reader: Reader = load(announced(GROUP)[name])()
+    return reader
 
 
 def opened(path: Path) -> Source:
@@ -70,5 +105,5 @@ def opened(path: Path) -> Source:
     Raises:
         CheckpointError: naming the file, the cause and the cure.
     """
-    reader = next((reader for reader in readers() if reader.opens(path)), None)
+    reader = next((reader for reader in readers([path]) if reader.opens(path)), None)
     return open_stored(path) if reader is None else reader.open(path)

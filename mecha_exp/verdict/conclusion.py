@@ -13,7 +13,7 @@ from mecha_exp.verdict.candidates import Candidate, Direction, comparable
 from mecha_exp.verdict.choice import best, cross_validated, minimum_detectable_difference
 from mecha_exp.verdict.comparisons import Family, columns, independent_family, selected_family
 from mecha_exp.verdict.intervals import RESAMPLES
-from mecha_exp.verdict.normalisation import guess_experts, usable_experts
+from mecha_exp.verdict.normalisation import experts_of, usable_experts
 from mecha_exp.verdict.numbers import verdict_of_numbers
 from mecha_exp.verdict.paired_tests import FLIPS
 from mecha_exp.verdict.panel import Integers, Panel
@@ -128,7 +128,7 @@ def conclude(
         direction: of the metric.
         inputs: the base and the experts, measured in the same way.
         base: the input with which all points are compared.
-        expert_of: the input that is the expert of each task; guessed where it is not given.
+        expert_of: the input that is the expert of each task; of others the one that is best by far.
         splits: on which points are chosen, then reported. With one split, or a second that was not measured,
             both are done on the same data.
         resamples: bootstrap draws for intervals.
@@ -334,9 +334,8 @@ def _measure(
     fresh: list[Score] = []
     comparisons: list[Comparison] = []
     names = [model.name for model in question.inputs]
-    experts = question.expert_of or guess_experts(
-        panels.reported, names, question.direction, seed=question.seed
-    )
+    named = question.expert_of or {}
+    experts = experts_of(question.inputs, panels.reported_on, question.base, named, question.direction)
     for family in families:
         places, remarks = usable_experts(family.panel, experts, question.direction)
         if family.split == panels.reported_on and (experts or names):

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mecha_exp.verdict.candidates import Direction, listed
+from mecha_exp.evaluation.normalisation import find_experts
+from mecha_exp.evaluation.outcomes import Outcomes
+from mecha_exp.verdict.candidates import Candidate, Direction, comparable, listed
 from mecha_exp.verdict.intervals import Estimate
-from mecha_exp.verdict.paired_tests import holm, paired_p_values
 from mecha_exp.verdict.panel import Floats, Panel
-
-LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -30,26 +29,29 @@ class Normalised:
     experts: Mapping[str, str]
 
 
-def guess_experts(
-    panel: Panel, inputs: Sequence[str], direction: Direction, *, seed: int = 0
+def experts_of(
+    inputs: Sequence[Candidate],
+    split: str,
+    base: str | None,
+    named: Mapping[str, str],
+    direction: Direction,
 ) -> dict[str, str]:
-    """The expert of each task where one input is best at it by far; a task without one is missing.
+    """The input that is the expert of each task; a task without one is missing.
 
-    "By far": the paired difference to the second best is significant at 5 %, after Holm over tasks and pairs.
+    It is the named one, or the one that is best by far (see `find_experts`), in each set of inputs the same.
     """
-    places = [panel.index(name) for name in inputs if name in panel.names]
-    if len(places) < 2:
-        return {}
-    leaders, p_values = [], []
-    for name in panel.tasks:
-        alone = panel.restricted(name)
-        order = np.argsort(-alone.scores[places] if direction == "maximize" else alone.scores[places])
-        first, second = places[order[0]], places[order[1]]
-        leaders.append(panel.names[first])
-        p_values.append(float(paired_p_values(alone, np.array([[first, second]]), seed=seed)[0]))
-    pairs = len(places) * (len(places) - 1) // 2
-    adjusted = holm(p_values, len(p_values) * pairs)
-    return {task: leader for task, leader, p in zip(panel.tasks, leaders, adjusted, strict=True) if p < LEVEL}
+    usable, _ = comparable([candidate for candidate in inputs if split in candidate.outcomes], split)
+    sets: dict[str, dict[str, Outcomes]] = {}
+    for candidate in usable:
+        sets.setdefault(candidate.replicate, {})[candidate.name] = candidate.outcomes[split]
+    found = []
+    for outcomes in sets.values():
+        best = find_experts(outcomes, base, {}, minimized=direction == "minimize")
+        names = {id(part): name for name, part in outcomes.items()}
+        found.append({task: names[id(part)] for task, part in best.items()})
+    first = found[0] if found else {}
+    common = {task: name for task, name in first.items() if all(each.get(task) == name for each in found)}
+    return {**common, **named}
 
 
 def usable_experts(

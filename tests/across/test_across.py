@@ -50,9 +50,7 @@ THREE = replace(ONE, across=3)
 @pytest.fixture(scope="module", autouse=True)
 def methods() -> Iterator[None]:
     """The methods of the plugin, registered while these tests run."""
-    with pytest.MonkeyPatch.context() as patch:
-        registry.all_methods()  # which imports them
-        patch.setattr(registry, "_registry", dict(registry._registry))
+    with registry.isolated():
         load_plugins([PLUGIN])
         yield
 

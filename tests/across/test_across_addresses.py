@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from range_server import RangeServer
 from safetensors.torch import save_file
 
-from bench.range_server import RangeServer
 from mecha_exp import EngineOptions, merge
 from mecha_exp.checkpoint.remote import lookup
 from mecha_exp.graph.nodes import call

@@ -43,12 +43,12 @@ def forget(state_dict, *, context):
 
 
 @pytest.fixture
-def run(base: Base, adapter: Callable[..., str], as_a_user: Run, tmp_path: Path) -> Run:
+def run(base: Base, adapter: Callable[..., str], app: Run, tmp_path: Path) -> Run:
     """Runs words beside a base and two adapters of it."""
     adapter("a", lora(Q))
     adapter("b", lora(Q, O, seed=7))
     (tmp_path / "size.py").write_text(EVALUATOR)
-    return lambda *words: as_a_user(*words, cwd=tmp_path)
+    return lambda *words: app(*words, cwd=tmp_path)
 
 
 def products(folder: Path) -> dict[str, Tensor]:

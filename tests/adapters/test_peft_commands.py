@@ -93,10 +93,10 @@ def test_a_model_is_not_an_adapter(adapters: dict[str, Base]):
 
 
 def test_an_adapter_is_an_expert_of_any_recipe(
-    base: Base, adapters: dict[str, Base], as_a_user: Callable[..., Outcome], tmp_path: Path
+    base: Base, adapters: dict[str, Base], app: Callable[..., Outcome], tmp_path: Path
 ):
     given = ("models.base=base", "models.experts=[a,b]", "tracking=none", "evaluator=none")
-    ran = as_a_user("recipe=task_arithmetic", *given, "alpha=0.5", "output.path=merged", cwd=tmp_path)
+    ran = app("recipe=task_arithmetic", *given, "alpha=0.5", "output.path=merged", cwd=tmp_path)
 
     assert ran.status == 0, ran.err
     merged = load_file(tmp_path / "merged" / "model.safetensors")
@@ -105,11 +105,11 @@ def test_an_adapter_is_an_expert_of_any_recipe(
 
 
 def test_an_adapter_is_a_lora(
-    base: Base, adapters: dict[str, Base], as_a_user: Callable[..., Outcome], tmp_path: Path
+    base: Base, adapters: dict[str, Base], app: Callable[..., Outcome], tmp_path: Path
 ):
     given = ("recipe=lora", "models.base=base", "models.experts=[a]", "tracking=none", "evaluator=none")
-    planned = as_a_user("plan", *given, "alpha=0.5", cwd=tmp_path)
-    ran = as_a_user(*given, "alpha=0.5", "output.path=merged.safetensors", cwd=tmp_path)
+    planned = app("plan", *given, "alpha=0.5", cwd=tmp_path)
+    ran = app(*given, "alpha=0.5", "output.path=merged.safetensors", cwd=tmp_path)
 
     assert planned.status == ran.status == 0, planned.err + ran.err
     assert "warning" not in planned.out
@@ -118,13 +118,13 @@ def test_an_adapter_is_a_lora(
 
 
 def test_a_result_is_made_again_when_the_configuration_of_its_adapter_changes(
-    base: Base, adapters: dict[str, Base], as_a_user: Callable[..., Outcome], tmp_path: Path
+    base: Base, adapters: dict[str, Base], app: Callable[..., Outcome], tmp_path: Path
 ):
     given = ("recipe=lora", "models.base=base", "models.experts=[a]", "tracking=none", "evaluator=none")
     config = tmp_path / "a" / "adapter_config.json"
     for alpha, scale in ((6, 3.0), (2, 1.0)):
         config.write_text(re.sub(r'"lora_alpha": \d+', f'"lora_alpha": {alpha}', config.read_text()))
-        ran = as_a_user(*given, f"output.path=merged_{alpha}.safetensors", cwd=tmp_path)
+        ran = app(*given, f"output.path=merged_{alpha}.safetensors", cwd=tmp_path)
         assert ran.status == 0, ran.err
         merged = load_file(tmp_path / f"merged_{alpha}.safetensors")
         expected = base[f"{Q}.weight"] + change(adapters["a"], Q, scale)
@@ -132,11 +132,11 @@ def test_a_result_is_made_again_when_the_configuration_of_its_adapter_changes(
 
 
 def test_info_says_what_an_adapter_is(
-    adapters: dict[str, Base], adapter: Adapter, as_a_user: Callable[..., Outcome], tmp_path: Path
+    adapters: dict[str, Base], adapter: Adapter, app: Callable[..., Outcome], tmp_path: Path
 ):
     adapter("masked", lora(Q), peft_type="ADALORA")
 
-    read, refused = (as_a_user("info", name, cwd=tmp_path).out for name in ("b", "masked"))
+    read, refused = (app("info", name, cwd=tmp_path).out for name in ("b", "masked"))
 
     line = (
         "b: a LoRA adapter of PEFT (adapter_config.json), trained on org/base, 2 modules of rank 2, times 3"

@@ -205,12 +205,12 @@ def test_a_folder_of_something_else_is_not_replaced(base: Base, here: Path):
         extract_adapter("base", "base", "base")
 
 
-def test_the_verb_shows_every_module_with_its_error(base: Base, here: Path, as_a_user):
+def test_the_verb_shows_every_module_with_its_error(base: Base, here: Path, app):
     fine_tuned(base, {f"{Q}.weight": torch.ones(8, 6), NORM: torch.ones(6)})
     words = ("adapters", "extract", "fine", "base", "out", "--rank", "4")
 
-    refused = as_a_user(*words, cwd=here)
-    outcome = as_a_user(*words, "--leave-out", "*norm.weight", cwd=here)
+    refused = app(*words, cwd=here)
+    outcome = app(*words, "--leave-out", "*norm.weight", cwd=here)
 
     assert refused.status == 1 and "besides linear layers 1 tensor changed" in refused.err
     assert outcome.status == 0, outcome.err

@@ -158,9 +158,9 @@ def test_what_cannot_be_merged_is_an_error(
     assert not Path("out").exists()
 
 
-def test_the_verb_says_what_a_rank_costs(adapters: None, as_a_user: Callable[..., Outcome], tmp_path: Path):
+def test_the_verb_says_what_a_rank_costs(adapters: None, app: Callable[..., Outcome], tmp_path: Path):
     words = ("adapters", "a", "b", "--weights", "0.7", "-0.3", "-o", "both")
-    exact, cut = (as_a_user(*words, *more, cwd=tmp_path) for more in ((), ("--rank", "1")))
+    exact, cut = (app(*words, *more, cwd=tmp_path) for more in ((), ("--rank", "1")))
 
     assert exact.status == cut.status == 0, exact.err + cut.err
     assert "both: 2 modules of rank 3 to 5, relative error 0" in exact.out
@@ -169,11 +169,11 @@ def test_the_verb_says_what_a_rank_costs(adapters: None, as_a_user: Callable[...
     assert difference((1.0, "both")).keys() == {f"{Q}.weight", f"{O}.weight"}
 
 
-def test_different_bases_are_named(adapter: Adapter, as_a_user: Callable[..., Outcome], tmp_path: Path):
+def test_different_bases_are_named(adapter: Adapter, app: Callable[..., Outcome], tmp_path: Path):
     adapter("mine", lora(Q), base_model_name_or_path="org/one")
     adapter("other", lora(Q, seed=3), base_model_name_or_path="two")
 
-    outcome = as_a_user("adapters", "mine", "other", "-o", "both", cwd=tmp_path)
+    outcome = app("adapters", "mine", "other", "-o", "both", cwd=tmp_path)
 
     assert outcome.status == 0, outcome.err
     assert "warning: the adapters name different bases: org/one, two. Are these one model?" in outcome.out

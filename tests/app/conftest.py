@@ -1,15 +1,12 @@
 """The application, run in this process in a folder of its own."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from outcome import Outcome
-from sweep_folders import write_table
 
 from mecha_exp.app import batch
-from mecha_exp.cli import VERBS, main
 
 
 @pytest.fixture
@@ -20,22 +17,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def app(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Outcome]:
-    """Runs the application in this process; tracking is off unless a test asks for it."""
-
-    def run(*arguments: str, tracked: bool = False) -> Outcome:
-        untracked = [] if tracked or (arguments and arguments[0] in VERBS) else ["tracking=none"]
-        monkeypatch.setattr(sys, "argv", ["mecha_exp", *arguments, *untracked])
-        try:
-            status = main()
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err)
-
-    return run
+def app(folder: Path, app: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Runs the application in this process and that folder."""
+    return app
 
 
 @pytest.fixture
@@ -56,9 +40,3 @@ def passes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def files_in() -> Callable[[Path], list[str]]:
     """Lists every file below a folder, with slashes on every platform."""
     return lambda folder: sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-
-
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn is tested elsewhere, and takes seconds."""
-    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)

@@ -1,14 +1,12 @@
 """Machines without a home folder, with one that cannot be written, and with few open files allowed."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from programs import ENVIRONMENT
 from safetensors.torch import load_file
 
-REPOSITORY = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "mecha_exp", "recipe=weighted_sum", "engine.fuse=always"]
 
 pytestmark = [
@@ -22,7 +20,7 @@ def started(tmp_path):
     """Starts the application with other environment variables (None: without) or a limit of open files."""
 
     def start(files: int | None = None, **changes: str | None) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **changes}
+        environment = {**ENVIRONMENT, **changes}
         for name in ("MECHA_EXP_CACHE", "XDG_CACHE_HOME"):
             environment.pop(name, None)
         limited = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *COMMAND] if files else COMMAND

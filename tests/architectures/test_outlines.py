@@ -62,7 +62,7 @@ def test_what_is_of_no_config_is_like_hardly_any():
     assert likely == {"deepseek-hf", "gpt_oss-hf", "llama-hf", "mixtral-hf", "qwen2_moe-hf", "qwen3_moe-hf"}
 
 
-def test_a_config_of_the_user_s_own_is_likely_too(registries):
+def test_a_config_of_the_user_s_own_is_likely_too():
     config = register(from_yaml(TINY))
 
     assert config in plausible_configs(config.keys())

@@ -101,9 +101,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def units_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def units_known(registries: None) -> None:
     """The configs of the networks whose units may change places, for one test each."""
-    monkeypatch.setattr(registry, "_REGISTERED", {})
     for text in CONFIGS.split("---"):
         register(from_yaml(text))
 
@@ -112,8 +111,7 @@ def units_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with three trained networks of digits, and activations of each."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_REGISTERED", {})
+    with pytest.MonkeyPatch.context() as patch, registry.isolated():
         patch.chdir(folder)
         register(from_yaml(CONFIGS.split("---")[0]))
         save_trained()

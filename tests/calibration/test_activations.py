@@ -28,8 +28,8 @@ from torch.nn import functional as F
 
 import mecha_exp as m
 from mecha_exp.architectures import from_yaml, register
-from mecha_exp.architectures.library import registry
-from mecha_exp.cli import calibrate as verb
+from mecha_exp.architectures.library.registry import isolated
+from mecha_exp.calibration.seams import calibrate as verb
 from mecha_exp.sources.statistics.header import METADATA
 
 pytestmark = pytest.mark.usefixtures("units_known")
@@ -209,9 +209,9 @@ def test_the_mean_of_two_trained_networks_loses_less_in_one_order(networks):
     torch.testing.assert_close(loss(m.merge(in_order)), loss(networks[1]))
 
 
+@isolated()
 def test_units_without_activations_stay_where_they_are_and_are_counted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_REGISTERED", {})
     text = CONFIGS.split("---")[2].replace("columns: last.weight", "columns: other.weight")
     register(from_yaml(text.replace("last.weight: [2, 5]", '"{last,other}.weight": [2, 5]')))
     for seed, name in enumerate("ab"):

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from mecha_exp.calibration import LABELS, Request, Subject, calibrate, load_subject
 from mecha_exp.calibration.collectors import FisherCollector, collectors_of, looking
+from mecha_exp.calibration.seams import calibrate as verb
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli import calibrate as verb
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError
 from mecha_exp.sources.statistics.header import METADATA, StatisticsHeader, fingerprint
 from mecha_exp.sources.statistics.view import StatisticsSource

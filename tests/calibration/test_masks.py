@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import mecha_exp as m
 from mecha_exp.calibration import Request, Subject, Training, load_subject, train_mask
+from mecha_exp.calibration.seams import calibrate as verb
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli import calibrate as verb
 from mecha_exp.errors import CheckpointError, ConfigError, EvaluationError, RecipeError
 from mecha_exp.evaluators.digits import digits
 from mecha_exp.sources.statistics.header import StatisticsHeader, fingerprint

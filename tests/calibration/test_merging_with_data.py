@@ -121,10 +121,15 @@ def test_fisher_weighs_each_entry_by_what_the_outputs_depend_on(models, normaliz
             torch.testing.assert_close(made[key], expected, rtol=1e-5, atol=1e-5, msg=key)
 
 
-def test_what_has_no_information_gets_the_mean_and_is_counted(models, caplog):
-    made = merged(m.fisher, "fisher")
+def weighted_mean(models: list[dict[str, torch.Tensor]], key: str) -> torch.Tensor:
+    """As of equal information, with the weights 0.5, 1 and 0.25."""
+    return (0.5 * models[0][key] + models[1][key] + 0.25 * models[2][key]) / 1.75
 
-    torch.testing.assert_close(made[WITHOUT], sum(model[WITHOUT] for model in models) / 3)
+
+def test_what_has_no_information_gets_the_mean_and_is_counted(models, caplog):
+    made = merged(m.fisher, "fisher", weights=[0.5, 1.0, 0.25])
+
+    torch.testing.assert_close(made[WITHOUT], weighted_mean(models, WITHOUT))
     assert made["steps"].item() == 3
     assert (
         "a.stats.safetensors and 2 more: 1 of 5 keys have no fisher and get the mean of the models: "
@@ -138,9 +143,9 @@ def test_entries_without_information_of_any_model_get_the_mean(models):
         fisher["head.weight"][0] = 1.0
         write_statistics(name, fisher, {})
 
-    made = merged(m.fisher, "fisher", floor=0.0)["head.weight"]
+    made = merged(m.fisher, "fisher", floor=0.0, weights=[0.5, 1.0, 0.25])["head.weight"][1:]
 
-    torch.testing.assert_close(made, sum(model["head.weight"] for model in models) / 3)
+    torch.testing.assert_close(made, weighted_mean(models, "head.weight")[1:])
 
 
 def official_regmean(models: list[Tensor], grams: list[Tensor], alpha: float) -> Tensor:

@@ -12,8 +12,8 @@ from torch.optim.swa_utils import update_bn
 
 from mecha_exp import merge, weighted_sum
 from mecha_exp.calibration import Subject, recalibrate
+from mecha_exp.calibration.seams import recalibrate as verb
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli import recalibrate as verb
 from mecha_exp.errors import ConfigError, EvaluationError
 
 MODULE = """

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mecha_exp as m
-from mecha_exp.app.recipes import measured_statistics
-from mecha_exp.app.recipes.measured_statistics import with_measured
+from mecha_exp.app.recipes.files import with_files
 from mecha_exp.calibration import (
     Expert,
     Request,
@@ -27,6 +26,7 @@ from mecha_exp.calibration import (
     calibrate_along_merge,
     calibrate_scaled,
 )
+from mecha_exp.calibration.seams import files as measured
 from mecha_exp.calibration.sequential_grams import blocks_of
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, EvaluationError, RecipeError
@@ -418,7 +418,7 @@ def asked(kind: str, **changes: Any) -> Any:
 )  # fmt: skip
 def test_what_is_wrong_with_a_measurement_is_said_before_any_work(models, recipe, message):
     with pytest.raises(ConfigError, match=message):
-        with_measured(recipe, [])
+        with_files(recipe, [])
     assert not Path("outputs").exists()
 
 
@@ -426,21 +426,21 @@ def test_what_is_wrong_with_a_measurement_is_said_before_any_work(models, recipe
 def test_statistics_are_measured_once_for_each_set_of_values(bench, kind, monkeypatch):
     save_file(load_file("a.safetensors"), "base.safetensors")
     recipe = asked(kind, settings={"data": ["a.pt", "b.pt"], "count": 20})
-    first = with_measured(recipe, [])["statistics"]["files"]
+    first = with_files(recipe, [])["statistics"]["files"]
     monkeypatch.setattr("mecha_exp.calibration.sequential_grams.calibrate_along_merge", None)
     monkeypatch.setattr("mecha_exp.calibration.calibrate_along_merge", None)
     monkeypatch.setattr("mecha_exp.calibration.calibrate_scaled", None)
 
-    assert with_measured(recipe, [])["statistics"]["files"] == first
+    assert with_files(recipe, [])["statistics"]["files"] == first
     with safe_open(first[0], framework="pt") as file:
         assert json.loads(file.metadata()[METADATA])["count"] == 20
     other = {"alpha": 0.5} if kind == "along_merge" else {"scales": 0.7}
     with pytest.raises(TypeError):  # measured anew
-        with_measured(asked(kind, settings={"data": ["a.pt", "b.pt"], "count": 20}, **other), [])
+        with_files(asked(kind, settings={"data": ["a.pt", "b.pt"], "count": 20}, **other), [])
     content = torch.load("a.pt", weights_only=True)
     torch.save({**content, "images": content["images"] + 1}, "a.pt")
     with pytest.raises(TypeError):  # other data
-        with_measured(recipe, [])
+        with_files(recipe, [])
 
 
 @pytest.mark.parametrize("kind", ["along_merge", "scaled"])
@@ -451,13 +451,13 @@ def test_statistics_have_the_same_bytes_wherever_the_models_lie(bench, kind, mon
         (bench / folder).mkdir()
         for name, source in (("a", "a"), ("b", "b"), ("base", "a")):
             save_file(load_file(f"{source}.safetensors"), bench / folder / f"{name}.safetensors")
-        monkeypatch.setattr(measured_statistics, "STATISTICS", bench / folder / "statistics")
+        monkeypatch.setattr(measured, "STATISTICS", bench / folder / "statistics")
         recipe = asked(kind, settings=settings)
         given = recipe["statistics"]["files"]
         given["models"] = [f"{folder}/{name}.safetensors" for name in "ab"]
         if kind == "scaled":
             given["base"] = f"{folder}/base.safetensors"
-        files = with_measured(recipe, [])["statistics"]["files"]
+        files = with_files(recipe, [])["statistics"]["files"]
         made.append([Path(file).read_bytes() for file in files])
 
     assert made[0] == made[1]

@@ -277,3 +277,106 @@ READ: dict[str, Callable[[], Quantised]] = {
     "AWQ": awq,
 }
 """A layer in each layout that is read exactly."""
+
+
+FP8, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+LINEAR = (64, 64)
+
+
+def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+FILES = {
+    "comfy_quant (ComfyUI)": {
+        "a.weight": zeros(torch.int8, *LINEAR),
+        "a.weight_scale": zeros(torch.float32),
+        "a.comfy_quant": zeros(torch.uint8, 30),
+    },
+    "scaled fp8 (ComfyUI)": {
+        "scaled_fp8": zeros(FP8, 0),
+        "a.weight": zeros(FP8, *LINEAR),
+        "a.scale_weight": zeros(torch.float32),
+    },
+    "fp8 in blocks (DeepSeek, transformers)": {
+        "a.weight": zeros(FP8, 256, 256),
+        "a.weight_scale_inv": zeros(torch.float32, 2, 2),
+    },
+    "MXFP8": {"a.weight": zeros(FP8, *LINEAR), "a.weight_scale": zeros(torch.uint8, 64, 2)},
+    "scaled fp8 (compressed-tensors, ModelOpt)": {
+        "a.weight": zeros(FP8, *LINEAR),
+        "a.weight_scale": zeros(torch.bfloat16, 64, 1),
+        "a.input_scale": zeros(torch.float32),
+    },
+    "scaled int8 (compressed-tensors)": {
+        "a.weight": zeros(torch.int8, *LINEAR),
+        "a.weight_scale": zeros(torch.float32, 64, 1),
+    },
+    "NVFP4 (ModelOpt)": {
+        "a.weight": zeros(torch.uint8, 64, 32),
+        "a.weight_scale": zeros(FP8, 64, 4),
+        "a.weight_scale_2": zeros(torch.float32),
+    },
+    "NVFP4 (compressed-tensors)": {
+        "a.weight_packed": zeros(torch.uint8, 64, 32),
+        "a.weight_scale": zeros(FP8, 64, 4),
+        "a.weight_global_scale": zeros(torch.float32, 1),
+    },
+    "packed integers (compressed-tensors)": {
+        "a.weight_packed": zeros(torch.int32, 64, 8),
+        "a.weight_scale": zeros(torch.bfloat16, 64, 1),
+        "a.weight_shape": zeros(torch.int64, 2),
+    },
+    "GPTQ": {
+        "a.qweight": zeros(torch.int32, 8, 64),
+        "a.qzeros": zeros(torch.int32, 1, 8),
+        "a.scales": zeros(torch.float16, 1, 64),
+        "a.g_idx": zeros(torch.int32, 64),
+    },
+    "AWQ, or GPTQ without g_idx": {
+        "a.qweight": zeros(torch.int32, 64, 8),
+        "a.qzeros": zeros(torch.int32, 1, 8),
+        "a.scales": zeros(torch.float16, 1, 64),
+    },
+    "EETQ": {"a.weight": zeros(torch.int8, *LINEAR), "a.weight_scales": zeros(torch.float16, 64)},
+    "SVDQuant (nunchaku)": {"a.qweight": zeros(torch.int8, 64, 32), "a.wscales": zeros(torch.float16, 1, 64)},
+    "int8 (bitsandbytes)": {
+        "a.weight": zeros(torch.int8, *LINEAR),
+        "a.SCB": zeros(torch.float32, 64),
+        "a.weight_format": zeros(torch.uint8),
+    },
+    "NF4 (bitsandbytes)": {
+        "a.weight": zeros(torch.uint8, 2048, 1),
+        "a.weight.absmax": zeros(torch.uint8, 64),
+        "a.weight.nested_absmax": zeros(torch.float32, 1),
+        "a.weight.quant_map": zeros(torch.float32, 16),
+        "a.weight.quant_state.bitsandbytes__nf4": zeros(torch.uint8, 80),
+    },
+    "FP4 (bitsandbytes)": {
+        "a.weight": zeros(torch.uint8, 2048, 1),
+        "a.weight.absmax": zeros(torch.float32, 64),
+        "a.weight.quant_state.bitsandbytes__fp4": zeros(torch.uint8, 80),
+    },
+    "4-bit (bitsandbytes)": {
+        "a.weight": zeros(torch.uint8, 2048, 1),
+        "a.weight.absmax": zeros(torch.float32, 64),
+    },
+    "MXFP4 (gpt-oss)": {
+        "experts.gate_up_proj_blocks": zeros(torch.uint8, 2, 64, 2, 16),
+        "experts.gate_up_proj_scales": zeros(torch.uint8, 2, 64, 2),
+    },
+    "quanto": {"a.weight._data": zeros(torch.int8, *LINEAR), "a.weight._scale": zeros(torch.float32, 64, 1)},
+    "torchao": {
+        "a._weight_qdata": zeros(torch.int8, *LINEAR),
+        "a._weight_scale": zeros(torch.float32, 64),
+    },
+    "HQQ": {"a.W_q": zeros(torch.uint8, 32, 64), "a.scale": zeros(torch.float16, 64, 1)},
+    "AQLM": {
+        "a.codes": zeros(torch.int8, 64, 8, 1),
+        "a.codebooks": zeros(torch.float16, 1, 256, 1, 8),
+        "a.scales": zeros(torch.float16, 64, 1, 1, 1),
+    },
+    "ExLlamaV2": {"a.q_weight": zeros(torch.int32, 8, 64), "a.q_scale": zeros(torch.int32, 1, 8)},
+    "ExLlamaV3": {"a.trellis": zeros(torch.int16, 4, 4, 64), "a.suh": zeros(torch.float16, 64)},
+}
+"""The tensors of one layer, as each project stores them."""

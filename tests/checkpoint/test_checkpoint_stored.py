@@ -12,7 +12,10 @@ from safetensors.torch import save_file
 from state_dicts import StateDict, contents, random_model
 
 from mecha_exp import merge, weighted_sum
+from mecha_exp.app.words import slips
 from mecha_exp.checkpoint import load, open_stored
+from mecha_exp.checkpoint.formats import SUFFIXES
+from mecha_exp.checkpoint.remote.address import FILE_SUFFIXES
 from mecha_exp.errors import CheckpointError
 
 
@@ -73,6 +76,10 @@ FORMATS = {
     "pickle of a training run": as_wrapped_pickle,
     "folder with a pickle": as_pickle_folder,
 }
+
+
+def test_the_lists_of_suffixes_that_load_without_torch_are_those_of_the_table_of_formats():
+    assert {*slips.MODELS} == {*FILE_SUFFIXES} == {*SUFFIXES}
 
 
 @pytest.mark.parametrize("write", FORMATS.values(), ids=FORMATS)

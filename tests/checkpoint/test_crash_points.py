@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import printed
 
-REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = ("file", "new folder", "replaced folder", "replaced in place")
 FEW = 6
 
@@ -18,12 +16,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 def starts_of(scenario: str, fault: str, count: int, folder: Path) -> dict[str, Any]:
     """Run the work once for each chosen call; 0 means all calls."""
-    program = [sys.executable, str(REPOSITORY / "tests" / "crash_points.py")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [*program, scenario, str(folder / "work"), fault, str(count)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
-    assert not done.returncode, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
+    words = (scenario, folder / "work", fault, count)
+    report: dict[str, Any] = json.loads(printed("crash_points", *words, timeout=580))
     return report
 
 

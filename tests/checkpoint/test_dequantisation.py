@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantised_files import (
+    FILES,
     READ,
     Quantised,
     fp8_of_comfyui,
@@ -24,7 +25,6 @@ from quantised_files import (
     rotated_of_comfyui,
 )
 from safetensors.torch import load_file, save_file
-from test_quantisation import FILES
 
 import mecha_exp as mx
 from mecha_exp.architectures import from_yaml, register, resolve
@@ -393,7 +393,7 @@ def test_fp8_that_comfyui_does_not_describe_is_plain_numbers(tmp_path: Path) -> 
         assert torch.equal(source.read("b.weight").float(), more.float())
 
 
-def test_a_dequantised_copy_describes_no_layers(tmp_path: Path, registries: None) -> None:
+def test_a_dequantised_copy_describes_no_layers(tmp_path: Path) -> None:
     register(from_yaml("identifier: one-a\ncomponents: {m: {keys: {a.weight: [48, 80]}, blocks: A}}"))
     layer = int8_of_comfyui(48, 1, in_metadata=True)
     output = tmp_path / "out.safetensors"
@@ -495,7 +495,7 @@ def test_no_verb_passes_over_a_format_in_silence(
 
 
 def test_a_conversion_writes_the_numbers_of_a_quantised_model(
-    tmp_path: Path, registries: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     register(from_yaml("identifier: one-a\ncomponents: {m: {keys: {a.weight: [48, 80]}, blocks: A}}"))
     layer = fp8_of_comfyui()

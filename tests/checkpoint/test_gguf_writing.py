@@ -182,14 +182,14 @@ def test_an_interrupted_merge_goes_on(tmp_path: Path):
     assert (tmp_path / "merged.gguf").read_bytes() == whole
 
 
-def test_a_merged_file_is_made_again_from_itself(tmp_path: Path, as_a_user):
+def test_a_merged_file_is_made_again_from_itself(tmp_path: Path, app):
     for i, name in enumerate("ab"):
         llama(tmp_path / f"{name}.gguf", i)
     recipe = weighted_sum("a.gguf", "b.gguf", alpha=0.3)
     (tmp_path / "recipe.mecha").write_text(_text_of(recipe))
 
-    first = as_a_user("merge", "recipe.mecha", "-o", "merged.gguf", cwd=tmp_path)
-    second = as_a_user("merge", "merged.gguf", "-o", "again.gguf", cwd=tmp_path)
+    first = app("merge", "recipe.mecha", "-o", "merged.gguf", cwd=tmp_path)
+    second = app("merge", "merged.gguf", "-o", "again.gguf", cwd=tmp_path)
 
     assert first.status == second.status == 0, first.err + second.err
     assert (tmp_path / "merged.gguf").read_bytes() == (tmp_path / "again.gguf").read_bytes()
@@ -210,7 +210,7 @@ def commands_of_the_page() -> list[str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", commands_of_the_page())
-def test_the_commands_of_the_page_run(command: str, tmp_path: Path, as_a_user):
+def test_the_commands_of_the_page_run(command: str, tmp_path: Path, app):
     for seed, name in enumerate(("base", "a", "b")):
         llama(tmp_path / f"{name}-f16.gguf", seed)
         llama(tmp_path / f"{name}-q8_0.gguf", seed, Q8_0)
@@ -218,7 +218,7 @@ def test_the_commands_of_the_page_run(command: str, tmp_path: Path, as_a_user):
     words = shlex.split(command)[3:]
     untracked = [] if words[0] == "info" else ["tracking=none"]
 
-    outcome = as_a_user(*words, *untracked, cwd=tmp_path)
+    outcome = app(*words, *untracked, cwd=tmp_path)
 
     assert outcome.status == 0, outcome.err
     if "output.path=merged.gguf" in words:

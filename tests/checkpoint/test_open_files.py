@@ -1,12 +1,11 @@
 """Merges of more models than a process may hold open at first."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from programs import ENVIRONMENT
 from safetensors.torch import save_file
 
 pytest.importorskip("resource", reason="Windows has no such limit")
@@ -33,10 +32,9 @@ def merge_under_limits(tmp_path):
         save_file({"w": torch.full((3,), float(i))}, tmp_path / f"{i}.safetensors")
 
     def run(soft: int, hard: int) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         words = [sys.executable, "-c", PROGRAM, str(soft), str(hard)]
         done = subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+            words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
         )
         return done.stdout or done.stderr
 

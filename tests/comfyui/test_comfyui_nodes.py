@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mecha_exp as me
-from mecha_exp.cli import comfyui as verb
 from mecha_exp.comfyui import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from mecha_exp.comfyui import install as verb
 from mecha_exp.comfyui.nodes import BlockWeightsNode
 from mecha_exp.errors import ConfigError, RecipeError
 from mecha_exp.method_api.registry import all_methods

@@ -113,7 +113,7 @@ def spoilt(seed):
     ],
     ids=["config", "float64", "float64 and half", "halves", "other keys", "an interface", "not finite"],
 )
-def test_jobs_that_differ_in_what_decides_give_what_each_gives_alone(one, other, order, registries):
+def test_jobs_that_differ_in_what_decides_give_what_each_gives_alone(one, other, order):
     for name, stacked in (("stacked", "true"), ("whole", "false")):
         register(from_yaml(STACKED.replace("NAME", name).replace("STACKED", stacked)))
 

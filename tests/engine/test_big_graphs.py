@@ -6,8 +6,8 @@ from itertools import chain, repeat
 
 import pytest
 import torch
+from method_cases import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from safetensors.torch import save_file
-from test_method_properties import OF_ADAPTERS, OF_NETWORKS, WITH_DATA
 from torch import Tensor
 
 from mecha_exp import (

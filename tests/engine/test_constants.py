@@ -157,7 +157,6 @@ def test_a_key_without_a_shape_is_still_a_mistake():
         model_configs.from_yaml(YAML.replace("shape: [6, 5], ", ""))
 
 
-@pytest.mark.usefixtures("registries")
 def test_configs_and_conversions_are_declared_as_in_sd_mecha():
     def config(name: str, **keys: list[int]) -> model_configs.ModelConfig:
         own = {k.replace("_", "."): model_configs.KeyMetadata(v, torch.float32) for k, v in keys.items()}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_same_bytes import METHODS, models_in, recipe_of
+from method_calls import METHODS, models_in, recipe_of
 from torch import Tensor
 
 import mecha_exp as m

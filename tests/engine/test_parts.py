@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import mecha_exp
 from mecha_exp.architectures import from_yaml, register, resolve
-from mecha_exp.architectures.library import registry
 from mecha_exp.engine import EngineOptions, Job, plan, run_plan
 from mecha_exp.errors import CheckpointError
 
@@ -31,8 +30,7 @@ components:
 
 
 @pytest.fixture(autouse=True)
-def configs(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTERED", {})
+def configs(registries):
     register(from_yaml(WHOLE))
     register(from_yaml(TEXT))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import ENVIRONMENT, printed, program
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from written import digest, names
@@ -41,8 +42,6 @@ from mecha_exp.graph.nodes import Node
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
 
-HERE = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent)}
 KEYS = 60
 DONE = 21  # after 20 calls of the method: the integers, which are only copied, lie first in a file
 ONE_WORKER = EngineOptions(workers=1)
@@ -126,10 +125,7 @@ HIDDEN = [".target.safetensors.mecha-journal", ".target.safetensors.mecha-partia
 @posix_only
 def test_a_merge_that_is_killed_at_any_moment_leaves_the_old_file_or_a_whole_new_one(folder: Path) -> None:
     kills, old = 40, digest(folder / "target.safetensors")
-    command = [sys.executable, HERE / "killing.py", folder, "7", str(kills)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(printed("killing", folder, 7, kills))
     new, starts = found["undisturbed"], found["starts"]
     assert sum(start["resumed"] is None for start in starts) == kills
     for start in starts:
@@ -152,11 +148,8 @@ def test_a_merge_that_is_killed_inside_a_key_goes_on_to_the_same_bytes(tmp_path:
     save_file({"old": torch.zeros(1)}, tmp_path / "target.safetensors")
     old = digest(tmp_path / "target.safetensors")
 
-    command = [sys.executable, HERE / "killing_in_keys.py", tmp_path]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    cases = json.loads(printed("killing_in_keys", tmp_path))
 
-    assert done.returncode == 0, done.stderr
-    cases = json.loads(done.stdout)
     assert len(cases) == 4
     for name, case in cases.items():
         assert [end["signal"] for end in case["ends"]] == [signal.SIGXFSZ] * 3, name
@@ -424,11 +417,8 @@ def in_process(code: str, *arguments: object) -> subprocess.CompletedProcess[str
 @contextlib.contextmanager
 def endless_merge(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A merge that has made `DONE` keys, and will not come further."""
-    command = [sys.executable, str(HERE / "endless.py"), "21", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, cwd=folder, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    words, pipe = program("endless", 21, *arguments), subprocess.PIPE
+    with subprocess.Popen(words, env=ENVIRONMENT, cwd=folder, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout is not None and process.stderr is not None
             assert process.stdout.readline() == "begun\n", process.stderr.read()
@@ -484,15 +474,11 @@ def test_the_application_says_how_to_go_on(folder: Path) -> None:
         assert seconds < 2
     (run_folder,) = (folder / "outputs" / "runs").iterdir()
     hint = f"hydra.run.dir={run_folder.relative_to(folder)}"
-    command = f"python -m mecha_exp {' '.join(settings)} {hint}"
-    assert f"interrupted. What is done is kept. Go on with: {command}\n" in errors
+    again = f"python -m mecha_exp {' '.join(settings)} {hint}"
+    assert f"interrupted. What is done is kept. Go on with: {again}\n" in errors
     assert json.loads((run_folder / "run.json").read_text())["error"] == "interrupted"
-    again = [sys.executable, HERE / "endless.py", "0", "app", *settings, hint]
-    done = subprocess.run(
-        again, env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"resumed: {DONE} of {KEYS} keys were already done" in done.stdout
+    said = printed("endless", 0, "app", *settings, hint, cwd=folder)
+    assert f"resumed: {DONE} of {KEYS} keys were already done" in said
     assert f"resumed: {DONE} of {KEYS} keys" in (run_folder / "mecha_exp.log").read_text()
     assert torch.equal(
         load_file(run_folder / "model.safetensors")["layer.0"], load_file(folder / FILES[0])["layer.0"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_calls import METHODS, models_in, recipe_of
 from safetensors.torch import load_file, save_file
 from state_dicts import same
-from test_same_bytes import METHODS, models_in, recipe_of
 
 import mecha_exp as mx
 from mecha_exp import EngineOptions, Job, Parameter, Return, Tile, merge_many, merge_method, random
@@ -400,7 +400,7 @@ components:
 
 
 @pytest.mark.parametrize("is_stack", [True, False])
-def test_the_model_config_decides(is_stack, registries):
+def test_the_model_config_decides(is_stack):
     config = from_yaml(CONFIG.replace("STACKED", str(is_stack).lower()))
     register(config)
     stacks = ("bank.0", "bank.1", "experts.down_proj", "experts.up_proj")
@@ -431,7 +431,7 @@ def test_a_vector_is_no_stack():
         )
 
 
-def test_experts_of_vectors_have_no_common_scale(registries, tmp_path):
+def test_experts_of_vectors_have_no_common_scale(tmp_path):
     register(from_yaml(VECTORS))
     models = [drawn({"gains.weight": (4, 6), "out.weight": (6, 6)}, seed) for seed in range(2)]
     job = Job(mx.slerp(*models), tmp_path / "out.safetensors", quantize="fp8_scaled")

@@ -115,7 +115,7 @@ def test_everything_wrong_with_the_parameters_is_said_at_once():
 
     for words in (
         "evaluator.ordr: the evaluator 'test_norm' has no such parameter. Did you mean 'order'?",
-        "evaluator.scale: expected float, got 'x'",
+        "evaluator.scale: expected a number, got 'x'",
         "evaluator.timeout: expected seconds above 0, or null for any time, got -1",
         "evaluator.direction: unknown direction 'up'. Known: maximize, minimize.",
     ):

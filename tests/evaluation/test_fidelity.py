@@ -13,7 +13,7 @@ from mecha_exp.errors import ConfigError, EvaluationError, Problems
 from mecha_exp.evaluation import Evaluation, registry
 from mecha_exp.evaluation.racing import Dropped, Fidelity, Hyperband, read_fidelity
 from mecha_exp.evaluation.racing.fidelity import bracket_of
-from mecha_exp.evaluation.registry import all_evaluators
+from mecha_exp.evaluation.registry import all_evaluators, named_evaluator
 
 NAMES = [f"point {number}" for number in range(400)]
 
@@ -91,7 +91,7 @@ def test_every_evaluator_that_comes_along_with_a_limit_declares_it():
 
 def read(parameters=None, metrics=("score",), main="test_faithful", **settings):
     problems = Problems()
-    entry = registry._registry[main] if main else None
+    entry = named_evaluator(main) if main else None
     evaluations = [Evaluation(entry, parameters or {})] if entry else []
     found = read_fidelity(settings, evaluations, metrics, problems)
     problems.raise_as(ConfigError)
@@ -107,9 +107,6 @@ def faithful():
     @evaluator("test_whole", metric="score")
     def whole(state_dict):
         return {"score": 1.0}
-
-    yield
-    del registry._registry["test_faithful"], registry._registry["test_whole"]
 
 
 def test_the_rungs_are_a_ninth_and_a_third():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import all_evaluators, identity, read_scoring
+from mecha_exp.evaluation import identity, read_scoring
 
 ANY = {"w": (2, 3)}
 EVALUATOR = '''
@@ -54,9 +54,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def key(folder: Path) -> Callable[..., str]:
     """The key of the evaluation as a new process would find it."""
-    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
 
     def of(plugin: str = "mine.py", **settings: object) -> str:
         sys.modules.pop("scale", None)

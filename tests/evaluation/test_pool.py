@@ -146,10 +146,13 @@ def test_closing_ends_a_measurement_at_once(plugin):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workers": -1}, "evaluator.workers: expected a number of processes, or null for none, got -1"),
+        (
+            {"workers": -1},
+            "evaluator.workers: expected a number of processes from 0 to 1024, or null for none, got -1",
+        ),
         (
             {"workers": "two"},
-            "evaluator.workers: expected a number of processes, or null for none, got 'two'",
+            "evaluator.workers: expected a number of processes from 0 to 1024, or null for none, got 'two'",
         ),
         ({"devices": [1]}, r"evaluator.devices: expected names such as \[cuda:0,cuda:1\], got \[1\]"),
         ({"devices": ["gpu"]}, "evaluator.devices=gpu: unknown device. Use cpu, or cuda:0, cuda:1, ..."),

@@ -14,6 +14,7 @@ from mecha_exp.errors import ConfigError, Problems
 from mecha_exp.evaluation import evaluator, find_evaluator
 from mecha_exp.evaluation.racing import HALVING, Dropped, Order, Race, RaceSettings, read_race
 from mecha_exp.evaluation.racing.elimination import LOOKS, cannot_catch_up, halved, log_growth
+from mecha_exp.evaluation.registry import named_evaluator
 
 NAMES = {"a": [f"a{i}" for i in range(120)], "b": [f"b{i}" for i in range(60)]}
 CLUSTERS = {"a": [f"photo {i // 2}" for i in range(120)], "b": [f"photo {i}" for i in range(60)]}
@@ -470,14 +471,11 @@ def read(main, metric="hits", **given):
 
 @pytest.fixture
 def racer():
-    from mecha_exp.evaluation import registry
-
     @evaluator("test_racer", metric="hits", takes_examples=True)
     def score(state_dict, *, examples=None):
         return Outcomes({"all": [1]})
 
-    yield registry._registry["test_racer"]
-    del registry._registry["test_racer"]
+    return named_evaluator("test_racer")
 
 
 def test_the_settings_of_a_race(racer):

@@ -3,11 +3,11 @@
 import csv
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from outcome import Outcome
 from tiny_tokenizers import TASK, WORDS, write_llama
 
 
@@ -100,23 +100,15 @@ def word_task(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def line_of_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., dict[str, dict[str, str]]]:
+def line_of_models(tmp_path: Path, app: Callable[..., Outcome]) -> Callable[..., dict[str, dict[str, str]]]:
     """Runs a sweep between two models in this process; returns the rows of its table by alpha."""
-    from sweep_folders import write_table
-
-    from mecha_exp.cli import main
     from mecha_exp.report.export import CSV_FILE
-
-    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", write_table)  # no figures
-    monkeypatch.chdir(tmp_path)
 
     def run(first: Path, second: Path, *words: str, to: str) -> dict[str, dict[str, str]]:
         sweep = ["recipe=weighted_sum", f"models.base={first}", f"models.experts=[{second}]", "output=none"]
         more = ["evaluator.device=cpu", "evaluator.weight_stats=false", "tracking=none", "-m"]
-        monkeypatch.setattr(sys, "argv", ["mecha_exp", *sweep, *words, *more, f"hydra.sweep.dir={to}"])
-        assert main() == 0
+        outcome = app(*sweep, *words, *more, f"hydra.sweep.dir={to}", cwd=tmp_path)
+        assert outcome.status == 0, outcome.err
         with (tmp_path / to / CSV_FILE).open() as file:
             return {row["alpha"]: row for row in csv.DictReader(file) if row["alpha"]}
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mecha_exp.evaluators.common.transfers import Transfers
+from mecha_exp.evaluation.transfers import Transfers
 
 
 class Counting(Transfers):

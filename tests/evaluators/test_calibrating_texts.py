@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from tiny_tokenizers import SMALL, write_tokenizer
 
 import mecha_exp as m
-from mecha_exp.app.recipes.measured_statistics import with_measured
+from mecha_exp.app.recipes.files import with_files
+from mecha_exp.calibration.seams import calibrate
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.cli import calibrate
 from mecha_exp.errors import ConfigError
 from mecha_exp.sources.statistics.header import StatisticsHeader
 
@@ -165,7 +165,7 @@ def test_regmean_plus_plus_measures_the_layers_of_a_llama_behind_the_merged_ones
         "alpha": 0.9,
         "settings": {"data": ["texts.jsonl", "texts.jsonl"], "count": 4},
     }
-    files = with_measured({"files": measurement}, [])["files"]
+    files = with_files({"files": measurement}, [])["files"]
     made = m.merge(m.regmean_plus_plus(*llamas, statistics=m.statistics(*files, kind="gram"), alpha=0.9))
 
     # the authors' steps, by runs of whole networks whose layers before the measured one are merged
@@ -214,7 +214,7 @@ def test_df_merge_measures_llamas_at_their_scales(llamas, texts):
         "scales": [0.25, 0.5],
         "settings": {"data": ["texts.jsonl", "texts.jsonl"], "labels": "true", "length": 8},
     }
-    files = with_measured({"files": measurement}, [])["files"]
+    files = with_files({"files": measurement}, [])["files"]
 
     made = m.merge(
         m.df_merge(

@@ -24,11 +24,11 @@ from mecha_exp import Context
 from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation import Measurement, Scoring, read_scoring
 from mecha_exp.evaluation.isolation.pool import close_pools
+from mecha_exp.evaluation.transfers import expect, transfers_to
 from mecha_exp.evaluators.common import ModelFolder, network
 from mecha_exp.evaluators.common.devices import check_room
 from mecha_exp.evaluators.common.loading import Loader
 from mecha_exp.evaluators.common.networks import _slot
-from mecha_exp.evaluators.common.transfers import expect, transfers_to
 
 GPU = "cuda:0"
 on_a_gpu = [
@@ -253,7 +253,7 @@ def test_each_point_is_swapped_into_one_network(request, llamas, device, counted
     """On a GPU each of its tensors is pinned once, and the next point is there before it is asked for."""
     case, folder = documents_of_llamas(request), ModelFolder(llamas[0])
     points, is_gpu = [*case.points, *case.points], device == GPU
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {})
+    monkeypatch.setattr("mecha_exp.evaluation.transfers._transfers", {})
     _slot.cache_clear()
     loads, pins = counted(Loader, "load"), counted(torch.Tensor, "pin_memory")
     networks = []

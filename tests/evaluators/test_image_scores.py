@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from drawn import key_of, measured
+from drawn import by_the_library, key_of, measured, pixels
 from PIL import Image
 from safetensors.torch import save_file
-from test_images import by_the_library, pixels
 from torch.nn import functional as F
 
 pytest.importorskip("diffusers")

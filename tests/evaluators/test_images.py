@@ -1,6 +1,5 @@
 """`evaluator=images`: the pictures are those of diffusers on the saved pipeline, with their scores."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,44 +8,20 @@ import pytest
 import simulated_gpu
 import torch
 from counted_transfers import Counting
-from drawn import PROMPTS, context_of, measured
-from PIL import Image
+from drawn import PROMPTS, by_the_library, context_of, measured, pixels
 from safetensors.torch import load_file
 from state_dicts import numbers_of
 
 from mecha_exp import Context, EvaluationError
 
-diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("diffusers")
+
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 
 
 @pytest.fixture
 def folder(pipelines: Path) -> Path:
     return pipelines
-
-
-def pixels(content: bytes | Path) -> np.ndarray:
-    assert isinstance(content, bytes)
-    return np.asarray(Image.open(io.BytesIO(content)))
-
-
-def by_the_library(path: Path, scheduler: str | None = None) -> dict[tuple[str, int], np.ndarray]:
-    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(path, safety_checker=None)
-    pipeline.set_progress_bar_config(disable=True)
-    if scheduler:
-        pipeline.scheduler = getattr(diffusers, scheduler).from_config(pipeline.scheduler.config)
-    return {
-        (prompt, seed): np.asarray(
-            pipeline(
-                prompt,
-                num_inference_steps=2,
-                guidance_scale=3.0,
-                generator=torch.Generator().manual_seed(seed),
-            ).images[0]
-        )
-        for prompt in PROMPTS
-        for seed in (0, 3)
-    }
 
 
 def test_pictures_are_those_of_the_saved_pipeline_and_distances_follow(folder, beside):
@@ -218,13 +193,13 @@ def test_a_pipeline_holds_no_weights_of_a_point_afterwards(folder):
 
 
 def test_a_gpu_gets_the_networks_of_the_next_point_beforehand(folder, monkeypatch):
+    from mecha_exp.evaluation.transfers import expect
     from mecha_exp.evaluators.common import ModelFolder
-    from mecha_exp.evaluators.common.transfers import expect
     from mecha_exp.evaluators.pictures.pipelines import _pipeline, pipeline
 
     gpu = torch.device(simulated_gpu.NAME)
     transfers = Counting(gpu)
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {gpu: transfers})
+    monkeypatch.setattr("mecha_exp.evaluation.transfers._transfers", {gpu: transfers})
     first = numbers_of(folder / "merged")
     points = [first, {key: tensor * 2 for key, tensor in first.items()}]
     of_texts = [key for key in first if key.startswith("text_encoder.")]

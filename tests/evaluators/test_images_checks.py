@@ -40,7 +40,7 @@ def said(folder: Path, state_dict: dict[str, torch.Tensor] | None = None, **sett
     [
         ({"prompts": None}, "evaluator.prompts: name a file with a prompt on each line"),
         ({"prompts": "lost.txt"}, "evaluator.prompts: lost.txt cannot be read"),
-        ({"seeds": 3}, "evaluator.seeds=3: expected a list of whole numbers"),
+        ({"seeds": 3}, "evaluator.seeds: expected a list of whole numbers, got 3"),
         (
             {"schedulers": ["EulerDiscreteSheduler"]},
             "no scheduler 'EulerDiscreteSheduler'. Did you mean 'EulerDiscreteScheduler'",

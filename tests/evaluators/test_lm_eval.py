@@ -260,7 +260,7 @@ def test_tasks_data_limit_tokenizer_and_model_decide_the_key(llamas, word_task, 
         ({"tasks": ["gone.yaml"]}, "evaluator.tasks: the file gone.yaml does not exist"),
         ({"include_path": "gone"}, "evaluator.include_path=gone: there is no such folder"),
         ({"limit": 0}, "evaluator.limit: expected a number above 0, got 0"),
-        ({"num_fewshot": "two"}, "evaluator.num_fewshot: expected int, got 'two'"),
+        ({"num_fewshot": "two"}, "evaluator.num_fewshot: expected a whole number or null, got 'two'"),
         ({"backend": "hff"}, "evaluator.backend=hff: lm_eval knows no such model. Did you mean 'hf'"),
         ({"backend": "vllm"}, "evaluator.backend=vllm needs vllm, which is not installed: pip install vllm"),
         (

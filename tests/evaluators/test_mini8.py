@@ -175,7 +175,7 @@ def test_two_processes_that_measure_the_same_do_not_meet(monkeypatch: pytest.Mon
         output.write_text(f"of process {outputs.index(output) + 1}")
         return 0
 
-    monkeypatch.setattr("mecha_exp.cli.calibrate.main", calibrate)
+    monkeypatch.setattr("mecha_exp.calibration.seams.calibrate.main", calibrate)
     measure("mask", 0, "photos", path)
 
     assert outputs[0].parent != outputs[1].parent

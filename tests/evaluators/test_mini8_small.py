@@ -1,25 +1,23 @@
 """The structure of the eight-task bench, on its small experiment: never a ranking of methods."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from programs import ENVIRONMENT
 
 from mecha_exp.examples.mini8.tasks import tasks
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, read_outcomes
 from mecha_exp.verdict import Candidate, conclude
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.heavy
 def test_the_small_bench_has_the_structure_of_the_published_one(tmp_path: Path):
     command = [sys.executable, "-m", "mecha_exp", "experiment=mini8_small", "tracking=none"]
-    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(command, cwd=tmp_path, check=True, env=ENVIRONMENT)
 
     (sweep,) = (tmp_path / "outputs" / "multiruns").iterdir()
     made = [json.loads(path.read_text()) for path in sweep.glob("*/run.json")]

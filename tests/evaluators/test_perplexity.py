@@ -171,7 +171,7 @@ def test_documents_of_one_source_are_a_cluster(llamas, documents: Path):
         ({"length": 8, "stride": 9}, "evaluator.stride=9: expected at most the length of a window, 8"),
         ({"test": "gone.txt"}, "evaluator.test: gone.txt does not exist"),
         ({"data": "gone.txt"}, "evaluator.data: gone.txt does not exist"),
-        ({"batch_size": "auto"}, "evaluator.batch_size: expected int, got 'auto'"),
+        ({"batch_size": "auto"}, "evaluator.batch_size: expected a whole number, got 'auto'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_merged(settings, message: str, llamas, documents: Path):

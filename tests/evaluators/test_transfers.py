@@ -9,9 +9,9 @@ import torch
 from counted_transfers import Counting
 from torch import nn
 
+from mecha_exp.evaluation.transfers import Transfers, expect, transfers_to
 from mecha_exp.evaluators.common import module_network
 from mecha_exp.evaluators.common.networks import _slot
-from mecha_exp.evaluators.common.transfers import Transfers, expect, transfers_to
 
 GPU = simulated_gpu.NAME
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -21,7 +21,7 @@ X = torch.linspace(-1, 1, 12).reshape(4, 3)
 def transfers(monkeypatch):
     _slot.cache_clear()
     counting = Counting(torch.device(GPU))
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {torch.device(GPU): counting})
+    monkeypatch.setattr("mecha_exp.evaluation.transfers._transfers", {torch.device(GPU): counting})
     return counting
 
 
@@ -113,7 +113,7 @@ def test_a_gpu_has_the_next_model_before_it_is_asked_for_and_nearly_the_answers_
     _slot.cache_clear()
     device = torch.device("cuda:0")
     copying = Transfers(device)
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers._transfers", {device: copying})
+    monkeypatch.setattr("mecha_exp.evaluation.transfers._transfers", {device: copying})
     models = [model(seed) for seed in range(4)]
 
     for number, weights in enumerate(models):

@@ -79,7 +79,7 @@ def test_blocks_may_be_open_and_are_filled_later():
     assert values(weighted_sum(a, b, alpha=fill(literal(alpha), {"share": 0.25}))) == [0.25, 0.5]
 
 
-def test_it_is_converted_like_other_dictionaries(registries):
+def test_it_is_converted_like_other_dictionaries():
     config = from_yaml(
         "identifier: dict_blocks-test\ncomponents: {blocks: {keys: {dict_in: [], dict_out: []}}}"
     )

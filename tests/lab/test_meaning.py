@@ -1,5 +1,6 @@
 """Signatures and journals know what the names of blocks, presets and model configs mean."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,6 @@ HALVES = {"layer.0.*": "early", "layer.1.*": "early", "*": "late"}
 NUMBERED = {"layer.{0..3}.*": '"{0..3}"'}
 
 
-@pytest.fixture(autouse=True)
-def no_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-
-
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[str, str]:
     for name, value in {"a": 1.0, "b": 3.0}.items():
@@ -46,9 +42,13 @@ def models(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")
 
 
+EARLIER = ExitStack()
+
+
 def with_config(blocks: dict[str, str], keys: str = KEYS, shape: str = "[2]") -> None:
     """Register the model config in place of an earlier one, as another process would after an edit."""
-    registry._REGISTERED.clear()
+    EARLIER.close()
+    EARLIER.enter_context(registry.isolated())
     rules = "\n".join(f'      "{pattern}": {block}' for pattern, block in blocks.items())
     register(from_yaml(CONFIG.format(keys=keys, blocks=rules).replace("[2]", shape)))
 

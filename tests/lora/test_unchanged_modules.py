@@ -101,7 +101,7 @@ def test_other_bytes_are_a_change_whether_the_values_differ_or_not(what: str):
 
 
 @pytest.mark.parametrize("elements", [1 << 13, (1 << 13) + 1, (1 << 20) + (1 << 13) + 1])
-def test_a_change_of_the_last_element_is_found_in_tensors_of_any_length(elements: int, registries: None):
+def test_a_change_of_the_last_element_is_found_in_tensors_of_any_length(elements: int):
     keys = f"{{one.weight: [1, {elements}], two.weight: [2, 1]}}"
     register(from_yaml(f"identifier: long-test\ncomponents: {{net: {{keys: {keys}}}}}"))
     register(from_yaml("identifier: long-lora\nadapter: {base: long-test, prefix: lora}"))

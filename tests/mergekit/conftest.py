@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from parity.mergekit_configs import write_models
+from mergekit_configs import write_models
 
 
 @pytest.fixture(scope="package")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mergekit_configs import CONFIGS
+from mergekit_tokens import TOKEN_CONFIGS, write_token_models
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
 from mecha_exp.cli import main
 from mecha_exp.graph.nodes import models_of
-from parity.mergekit_configs import CONFIGS
-from parity.mergekit_tokens import TOKEN_CONFIGS, write_token_models
 
 TWO = CONFIGS["documents"]
 ONE = "name: one\nmerge_method: linear\nmodels: [{model: a}, {model: b}]\nparameters: {weight: 1}\n"

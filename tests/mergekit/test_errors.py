@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from mergekit_configs import model_config
 from safetensors.torch import save_file
 
 from mecha_exp import CheckpointError, ConfigError, MechaError, from_mergekit
-from parity.mergekit_configs import model_config
 
 TIES = "merge_method: ties\nbase_model: base\n"
 A = "models: [{model: a, parameters: {weight: 1}}]\n"

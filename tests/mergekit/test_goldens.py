@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from mergekit_configs import CONFIGS
 from safetensors import safe_open
 
 from mecha_exp import from_mergekit, merge
-from parity.mergekit_configs import CONFIGS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mergekit-configs.safetensors"
 

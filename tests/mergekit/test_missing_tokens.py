@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mergekit_tokens import TRANSPLANTS, VOCABULARY_KEYS, with_rows, write_token_models
+from mergekit_tokens import tokenizer as word_tokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -30,8 +32,6 @@ from mecha_exp.recipe.token_names import TokenNames
 from mecha_exp.sources.tokenizer import Tokenizer
 from mecha_exp.sources.views import pursuit
 from mecha_exp.sources.views.pursuit import pursue, sparse_sums
-from parity.mergekit_tokens import TRANSPLANTS, VOCABULARY_KEYS, with_rows, write_token_models
-from parity.mergekit_tokens import tokenizer as word_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mergekit-tokensurgeon.safetensors"
 EMBEDDING, HEAD = VOCABULARY_KEYS

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from mergekit_configs import INNER, LAYERS, WIDTH, model_config
+from mergekit_mixtures import MIXTURE_CONFIGS, PROMPTS, write_mixture_models
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
-from mecha_exp.app.recipes.templates import merge_of_mergekit
+from mecha_exp.app.recipes.templates import brought_by
 from mecha_exp.cli import main
-from parity.mergekit_configs import INNER, LAYERS, WIDTH, model_config
-from parity.mergekit_mixtures import MIXTURE_CONFIGS, PROMPTS, write_mixture_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mergekit-mixtures.safetensors"
 TWO = "base_model: base\nexperts: [{source_model: a}, {source_model: b, residual_scale: 0.5}]\n"
@@ -154,7 +154,7 @@ def test_the_bench_refuses_what_it_could_not_find_again(here: Path):
     Path("moe.yml").write_text(f"{TWO}gate_mode: random\n")
 
     with pytest.raises(MechaError, match=r"moe\.yml is a mixture of experts, whose gates are made in memory"):
-        merge_of_mergekit({"recipe": {"mergekit": "moe.yml"}}, [])
+        brought_by({"recipe": {"mergekit": "moe.yml"}}, [])
 
 
 def qwen(folder: Path, model_type: str, seed: int) -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from mergekit_modules import MODULE_CONFIGS, write_module_models
 from safetensors import safe_open
 
 from mecha_exp import ConfigError, from_mergekit, merge
 from mecha_exp.checkpoint import load
-from parity.mergekit_modules import MODULE_CONFIGS, write_module_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mergekit-modules.safetensors"
 LINEAR = "merge_method: linear\nparameters: {weight: 1}\nmodules:\n"

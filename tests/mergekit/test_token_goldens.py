@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from mergekit_tokens import TOKEN_CONFIGS, VOCABULARY_KEYS, write_token_models
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mecha_exp import MechaError, from_mergekit, merge
 from mecha_exp.cli import main
 from mecha_exp.sources.tokenizer import Tokenizer
-from parity.mergekit_tokens import TOKEN_CONFIGS, VOCABULARY_KEYS, write_token_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mergekit-tokens.safetensors"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mergekit_configs import CONFIGS, LAYERS
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mecha_exp import from_mergekit, merge
 from mecha_exp.cli import main
 from mecha_exp.mergekit.settings import NUMBER, read_setting
-from parity.mergekit_configs import CONFIGS, LAYERS
 
 SLERP = CONFIGS["slerp by filters and gradients"]
 

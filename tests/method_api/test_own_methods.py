@@ -33,9 +33,6 @@ A = {"in.w": torch.tensor([1.0, 2.0]), "out.w": torch.tensor([3.0, 4.0]), "out.i
 B = {key: value + 10 for key, value in A.items()}
 
 
-pytestmark = pytest.mark.usefixtures("registries")
-
-
 def config(identifier: str, *keys: str, shape: str = "[2]") -> None:
     """Register a model config with these keys."""
     listed = "".join(f"\n      {key}: {{shape: {shape}, dtype: float32}}" for key in keys)

@@ -96,7 +96,7 @@ def test_an_interrupted_merge_does_not_go_on_with_another_content(save):
     assert token() != before
 
 
-def test_a_recipe_as_text_holds_the_path(registries):
+def test_a_recipe_as_text_holds_the_path():
     named = merge_method(elementwise=True)(_named)
     recipe = named("a.safetensors", Path("s.json"))
 

@@ -99,15 +99,37 @@ def half_of_the_way(a: Parameter(Tensor), b: Parameter(Tensor), *, alpha: float 
 @evaluator("evenness", metric="evenness")
 def evenness(state_dict):
     return {"evenness": -float(state_dict["w"].std())}
+
+
+from mecha_exp.recipe.foreign import ForeignRecipe, RecipeReader
+
+
+class Means(RecipeReader):
+    suffixes = (".means",)
+
+    def read(self, path, values, folders, offline):
+        return ForeignRecipe(half_of_the_way(*path.read_text().split(), **values))
+
+    def paths(self, path):
+        return ["alpha"]
+
+
+def count(words):
+    with np.load(*words, allow_pickle=False) as archive:
+        print(len(archive.files), "tensors")
+    return 0
 """
 )
 
 
 def test_a_package_of_others_is_used_from_the_command_line(tmp_path: Path):
-    groups = {"methods": "half_of_the_way", "evaluators": "evenness"}
-    entries = [
-        line for group, name in groups.items() for line in (f"[mecha_exp.{group}]", f"{name} = archives")
-    ]
+    groups = {
+        "methods": "half_of_the_way = archives",
+        "evaluators": "evenness = archives",
+        "recipes": "means = archives:Means",
+        "verbs": "count = archives:count",
+    }
+    entries = [line for group, entry in groups.items() for line in (f"[mecha_exp.{group}]", entry)]
     install(tmp_path / "site", "archives", PACKAGE, "archives = archives:Archives", *entries)
     np.savez(tmp_path / "a.npz", w=np.zeros(4, np.float32))
     np.savez(tmp_path / "b.npz", w=np.arange(4, dtype=np.float32))
@@ -127,6 +149,11 @@ def test_a_package_of_others_is_used_from_the_command_line(tmp_path: Path):
     )
     assert "evenness -0.3227" in sweep and "evenness -0.6455" in sweep
     assert "half_of_the_way" in run("info", "methods", "half_of_the_way")
+
+    (tmp_path / "ab.means").write_text("a.npz b.npz")
+    run("merge", "ab.means", "made.safetensors", "-p", "alpha", "1")
+    assert load_file(tmp_path / "made.safetensors")["w"].tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert run("count", "a.npz") == "1 tensors\n"
 
 
 def test_an_entry_point_that_brings_nothing_of_its_name_is_named(tmp_path: Path):
@@ -172,6 +199,10 @@ def test_packages_in_the_current_folder_are_not_loaded(tmp_path: Path):
     assert done.returncode == 1
 
 
-def test_an_installation_older_than_the_code_is_told_how_to_mend_it():
-    with pytest.raises(ConfigError, match=r"announces no mecha_exp\.others\. Install it again: pip install"):
-        announced("mecha_exp.others")
+def test_an_installation_older_than_the_code_is_told_how_to_mend_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mecha_exp.entry_points._announcements", list)  # of a time without entry points
+    announced.cache_clear()
+    with pytest.raises(ConfigError, match=r"announces no mecha_exp\.verbs\. Install it again: pip install"):
+        announced("mecha_exp.verbs")
+    assert announced("mecha_exp.others") == {}
+    announced.cache_clear()

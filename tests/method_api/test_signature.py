@@ -235,16 +235,6 @@ def test_the_decorator_refuses_what_has_no_meaning():
         Return(Tensor, "deltas")
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """A registry whose changes are undone."""
-    all_methods()
-    monkeypatch.setattr(
-        "mecha_exp.method_api.registry._registry", dict(mecha_exp.method_api.registry._registry)
-    )
-
-
-@pytest.mark.usefixtures("registry")
 def test_a_method_is_found_by_its_name():
     @merge_method(identifier="my_blend")
     def whatever(a: Parameter(Tensor)) -> Return(Tensor):
@@ -256,7 +246,6 @@ def test_a_method_is_found_by_its_name():
     assert repr(whatever) == "<merge method 'my_blend' (whole)>"
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_name_is_taken_once():
     with pytest.raises(RecipeError) as error:
 
@@ -269,7 +258,6 @@ def test_a_name_is_taken_once():
     assert "Give another `identifier=`" in str(error.value)
 
 
-@pytest.mark.usefixtures("registry")
 def test_defining_a_function_again_replaces_it():  # as a notebook does, cell by cell
     made = []
     for _ in range(2):

@@ -49,7 +49,7 @@ B = {"x.weight": torch.full((2, 3), 5.0), "x.bias": torch.full((2,), 6.0)}
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> dict[str, MergeMethod]:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, MergeMethod]:
     """The methods of a file of the user's own, beside the models `a` and `b`."""
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(PLUGIN)
@@ -81,14 +81,14 @@ def test_views_of_one_model_that_differ_in_a_value_are_told_apart(plugin):
         assert len(planned.sources) == 3  # the file, and two views
 
 
-def test_a_view_of_a_users_own_is_called_from_the_command_line(plugin, as_a_user):
+def test_a_view_of_a_users_own_is_called_from_the_command_line(plugin, app):
     Path("conf/recipe").mkdir(parents=True)
     Path("conf/recipe/own.yaml").write_text(
         "# @package _global_\nrecipe:\n  method: weighted_sum\n  alpha: 0.25\n  b: b.safetensors\n"
         "  a: {method: below_a_prefix, a: a.safetensors, prefix: tower.}\n"
     )
 
-    made = as_a_user(
+    made = app(
         *("--config-dir=conf", "recipe=own", "plugins=[own.py]", "output.path=made.safetensors"),
         *("tracking=none", "evaluator=none"),
         cwd=Path.cwd(),

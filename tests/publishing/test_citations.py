@@ -8,7 +8,7 @@ import yaml
 
 from mecha_exp.cli import main
 from mecha_exp.method_api.registry import all_methods
-from mecha_exp.publishing.citations import OWN, cited, entries, methods_in, source_of
+from mecha_exp.runs.citations import OWN, cited, entries, methods_in, source_of
 
 REPOSITORY = Path(__file__).parents[2]
 OWN_WORK = ("this project", "torch.median", "Arcee Fusion", "torch.lerp", "diffusers", "PEFT")
@@ -64,7 +64,7 @@ def test_entries_are_whole_and_of_different_keys():
         assert re.search(r"(?<!\\)[&%#_]", "".join(entry.fields[f] for f in ("title", "author"))) is None or (
             entry.key == OWN
         )
-    text = (REPOSITORY / "mecha_exp" / "publishing" / "references.bib").read_text(encoding="utf-8")
+    text = (REPOSITORY / "mecha_exp" / "runs" / "references.bib").read_text(encoding="utf-8")
     assert text.count("\n@") + 1 == len(keys)
 
 

@@ -308,18 +308,16 @@ def test_an_adapter_has_no_configuration_since_mergekit_takes_it_beside_its_mode
     assert to_mergekit(call("ties", *three[:2], adapter)) is None
 
 
-def test_the_verb_writes_the_configuration_that_it_ran(two: list[str], tmp_path: Path, as_a_user):
+def test_the_verb_writes_the_configuration_that_it_ran(two: list[str], tmp_path: Path, app):
     config = {"merge_method": "linear", "models": [{"model": m, "parameters": {"weight": 1}} for m in two]}
     (tmp_path / "linear.yml").write_text(yaml.safe_dump(config))
 
-    outcome = as_a_user(
-        "merge", "linear.yml", "merged", "-p", "models.0.parameters.weight", "3", cwd=tmp_path
-    )
+    outcome = app("merge", "linear.yml", "merged", "-p", "models.0.parameters.weight", "3", cwd=tmp_path)
 
     assert outcome.status == 0, outcome.err
     block = card_of(Path("merged")).partition("```yaml\n")[2].partition("```")[0]
     assert yaml.safe_load(block)["models"][0] == {"model": "a", "parameters": {"weight": 3}}
-    assert as_a_user("merge", "linear.yml", "bare", "--no-card", cwd=tmp_path).status == 0
+    assert app("merge", "linear.yml", "bare", "--no-card", cwd=tmp_path).status == 0
     assert not Path("bare/README.md").exists()
 
 

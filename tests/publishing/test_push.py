@@ -146,8 +146,8 @@ def visibility(hub: Hub) -> str:
     return str(asked.get("visibility") or ("private" if asked["private"] else "public"))
 
 
-def test_an_upload_is_shown_and_not_done(merged: Path, hub: Hub, as_a_user):
-    outcome = as_a_user("push", "merged", "me/merged", cwd=merged.absolute().parent)
+def test_an_upload_is_shown_and_not_done(merged: Path, hub: Hub, app):
+    outcome = app("push", "merged", "me/merged", cwd=merged.absolute().parent)
 
     assert outcome.status == 0, outcome.err
     for name in ("README.md", "config.json", "model.safetensors"):

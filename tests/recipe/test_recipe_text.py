@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import mecha_exp
 from mecha_exp import (
     Parameter,
     Return,
@@ -185,12 +184,7 @@ def test_a_text_of_any_depth_is_read():
     assert deserialize(serialize(node)) is node
 
 
-def test_arguments_after_the_models_are_written_by_name(monkeypatch):
-    all_methods()
-    monkeypatch.setattr(
-        "mecha_exp.method_api.registry._registry", dict(mecha_exp.method_api.registry._registry)
-    )
-
+def test_arguments_after_the_models_are_written_by_name():
     @merge_method
     def weighted(
         base: Parameter(Tensor),

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from range_server import RangeServer
 
-from bench.range_server import RangeServer
 from mecha_exp.checkpoint.remote import lookup, retries
 from mecha_exp.system.cache import MODELS_SIZE_VARIABLE, MODELS_VARIABLE
 

@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from bench.range_server import Handler, RangeServer
+from range_server import Handler, RangeServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _INFO = re.compile(r"/api/models/(?P<name>[^/]+/[^/?]+)(/revision/(?P<revision>[^?]+))?(\?.*)?")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from hub_server import Hub
+from range_server import RangeServer
 from safetensors.torch import save, save_file
 
-from bench.range_server import RangeServer
 from mecha_exp import serialize, weighted_sum
 from mecha_exp.cli import main
 

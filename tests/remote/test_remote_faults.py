@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from range_server import Handler, RangeServer
 from safetensors.torch import save_file
 from state_dicts import as_bytes
 
-from bench.range_server import Handler, RangeServer
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint.remote import lookup, pieces
 from mecha_exp.errors import CheckpointError

@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 from hub_server import COMMIT, Hub
+from range_server import RangeServer
 from safetensors.torch import save_file
 
-from bench.range_server import RangeServer
 from mecha_exp import merge, weighted_sum
 from mecha_exp.checkpoint import load
 from mecha_exp.checkpoint.remote import stores

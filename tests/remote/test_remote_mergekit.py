@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
+from mergekit_mixtures import write_mixture_models
 from safetensors.torch import save_file
 
 from mecha_exp import ConfigError, from_mergekit, merge
 from mecha_exp.checkpoint.remote import lookup
 from mecha_exp.mergekit.recipe import read_merge
 from mecha_exp.method_api.registry import resolve_method
-from parity.mergekit_mixtures import write_mixture_models
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from range_server import RangeServer
 from safetensors.torch import save_file
 from state_dicts import as_bytes, random_model
 
-from bench.range_server import RangeServer
 from mecha_exp import from_mergekit, merge, pick_component, ties, weighted_sum
 from mecha_exp.architectures import from_yaml, register
 from mecha_exp.checkpoint import load, open_stored
@@ -92,7 +92,7 @@ def test_a_plan_of_140_gb_moves_less_than_a_megabyte(server, served):
     assert server.sent < 1_000_000
 
 
-def test_keys_that_the_recipe_does_not_use_are_never_fetched(server, served, registries):
+def test_keys_that_the_recipe_does_not_use_are_never_fetched(server, served):
     register(
         from_yaml("""
 identifier: tiny-pipeline

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow.tracking import MlflowClient
+from tracking_server import TrackingServer
 
-from bench.tracking_server import TrackingServer
 from mecha_exp.app import tracking
 from mecha_exp.app.tracking import PARENT_TAG, EndedRun, Tracker, log_runs
 from mecha_exp.runs.record import FAILED, FINISHED, Record

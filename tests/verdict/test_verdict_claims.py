@@ -6,45 +6,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from verdict_cases import one, panel
+from verdict_claims import COMPARED, Sampled, found, held, printed
 
-from bench.verdict_claims import COMPARED, Sampled, _found, _printed, held
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, as_json, conclude, sentence
 from mecha_exp.verdict.choice import LEVEL, minimum_detectable_difference
 from mecha_exp.verdict.intervals import percentile_bounds, widened
-from mecha_exp.verdict.normalisation import guess_experts
 from mecha_exp.verdict.paired_tests import detectable_difference, sign_flips, skewness
-from mecha_exp.verdict.panel import Panel
 
 PAIR = np.array([[0, 1]])
 QUICK = {"metric": "accuracy", "resamples": 200, "flips": 199}
 
 
-def one(name: str, values: np.ndarray, split: str = "validation", **more) -> Candidate:
-    """A point with real values or hits on one split."""
-    return Candidate(name, "r", outcomes={split: Outcomes({"t": values})}, **more)
-
-
-def panel(*columns: np.ndarray, clusters: np.ndarray | None = None) -> Panel:
-    groups = None if clusters is None else {"t": clusters}
-    return Panel.of(
-        [
-            Candidate(f"p{i}", outcomes={"s": Outcomes({"t": c}, clusters=groups)})
-            for i, c in enumerate(columns)
-        ],
-        "s",
-    )
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", COMPARED, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("against", ["base", None])
-def test_a_printed_difference_is_found_in_four_of_five_sweeps(kind, against: str | None):
+def test_aprinted_difference_isfound_in_four_of_five_sweeps(kind, against: str | None):
     """The one number that was printed was found in 11 to 54 % of sweeps between settings."""
     random, smallest = np.random.default_rng(0), 0.08 if kind.binary else 0.2
     for _ in range(3):
-        smallest = np.mean([_printed(kind.conclude(random, smallest), against) for _ in range(10)])
-    hits = [_found(kind.conclude(random, float(smallest)), against or "p0") for _ in range(100)]
+        smallest = np.mean([printed(kind.conclude(random, smallest), against) for _ in range(10)])
+    hits = [found(kind.conclude(random, float(smallest)), against or "p0") for _ in range(100)]
     share = np.mean([hit for hit in hits if hit is not None])
 
     assert 0.75 - 2 * 0.04 <= share <= 0.85 + 2 * 0.04
@@ -134,19 +117,6 @@ def test_where_all_are_misses_the_upper_bound_is_that_of_what_was_not_seen():
     low, high = widened((np.zeros(2), np.array([0.0, 0.4])), np.array([0.0, 0.3]), True, 30)
 
     assert high == pytest.approx([1 - 0.025 ** (1 / 30), 0.4]) and list(low) == [0, 0]
-
-
-def test_experts_are_guessed_after_a_correction_for_pairs_and_tasks():
-    """Between three inputs on one task p = 0.03 is no expert: there are three pairs."""
-    first = (np.arange(40) < 12).astype(float)
-    second = np.isin(np.arange(40), [12, 13, 14]).astype(float)
-    third = np.zeros(40)
-    data = panel(first, second, third)
-    p = float(sign_flips(data.contributions, PAIR)[0])
-
-    assert 0.05 / 3 < p < 0.05
-    assert guess_experts(data, data.names, "maximize") == {}
-    assert guess_experts(data.of_settings(np.array([0, 1])), data.names[:2], "maximize") == {"t": "p0"}
 
 
 @pytest.mark.parametrize("count", [5, 10, 20])

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_verdict_claims import QUICK, one, panel
+from verdict_cases import QUICK, one, panel
 
+from mecha_exp.evaluation.normalisation import find_experts
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, conclude
 from mecha_exp.verdict.choice import LEVEL
 from mecha_exp.verdict.comparisons import columns
-from mecha_exp.verdict.normalisation import guess_experts
+from mecha_exp.verdict.normalisation import experts_of
 from mecha_exp.verdict.paired_tests import detectable_difference, paired_p_values
 from mecha_exp.verdict.panel import Panel
 from mecha_exp.verdict.sources import variance_sources
@@ -64,10 +65,28 @@ def test_what_the_labels_of_replicates_do_not_explain_is_named():
 def test_of_losses_the_expert_is_the_input_with_the_least():
     random = np.random.default_rng(0)
     worst, best, middle = (random.normal(loss, 0.1, 60) for loss in (3.0, 1.0, 2.0))
-    data = panel(worst, best, middle)
+    inputs = [
+        Candidate(name, outcomes={"s": Outcomes({"t": losses})})
+        for name, losses in (("worst", worst), ("best", best), ("middle", middle))
+    ]
 
-    assert guess_experts(data, data.names, "minimize") == {"t": "p1"}
-    assert guess_experts(data, data.names, "maximize") == {"t": "p0"}
+    assert experts_of(inputs, "s", None, {}, "minimize") == {"t": "best"}
+    assert experts_of(inputs, "s", None, {}, "maximize") == {"t": "worst"}
+
+
+def test_the_verdict_normalises_where_the_table_does():
+    """Of inputs 0.8 and 0.7 right of 200 examples, one leads by far or not by chance."""
+    random = np.random.default_rng(5)
+    agreed = set()
+    for _ in range(40):
+        right = {name: random.random(200) < share for name, share in (("a", 0.8), ("b", 0.7), ("p", 0.75))}
+        outcomes = {name: Outcomes({"t": values.astype(float)}) for name, values in right.items()}
+        point, *inputs = (Candidate(name, outcomes={"test": outcomes[name]}) for name in "pab")
+        verdict = conclude([point], metric="accuracy", resamples=99, inputs=inputs, splits=["test"])
+
+        by_far = find_experts({name: outcomes[name] for name in "ab"}, None, {}, minimized=False)
+        agreed.add((verdict.selected.normalised is not None, bool(by_far)))
+    assert agreed == {(True, True), (False, False)}
 
 
 def holm(p_values: list[float], family: int) -> list[float]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from verdict_kinds import KINDS, Kind, effects
 
-from bench.verdict import KINDS, Kind, _effects
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, conclude
 from mecha_exp.verdict.choice import LEVEL, minimum_detectable_difference
@@ -21,10 +21,10 @@ PAIR = np.array([[0, 1]])
 def test_the_detectable_difference_is_found_in_four_of_five_sweeps(kind: Kind):
     two, random, smallest = replace(kind, points=2), np.random.default_rng(0), 0.0
     for _ in range(3):  # the spread of differences depends on the difference
-        drawn = [two.draw(random, _effects(two, smallest)) for _ in range(6)]
+        drawn = [two.draw(random, effects(two, smallest)) for _ in range(6)]
         smallest = float(np.mean([minimum_detectable_difference(p, PAIR, FAMILY, flips=999) for p in drawn]))
 
-    panels = [two.draw(random, _effects(two, smallest)) for _ in range(SWEEPS)]
+    panels = [two.draw(random, effects(two, smallest)) for _ in range(SWEEPS)]
     hits = sum(paired_p_values(panel, PAIR, flips=999)[0] < LEVEL / FAMILY for panel in panels)
 
     assert hits / SWEEPS >= 0.8 - 2 * np.sqrt(0.8 * 0.2 / SWEEPS)

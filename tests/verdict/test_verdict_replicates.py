@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 from scipy import optimize, stats
+from verdict_seeds import Seeds, coverage, errors
 
-from bench.verdict_seeds import Seeds, coverage, errors
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.verdict import Candidate, conclude, sentence
 from mecha_exp.verdict.intervals import replicate_squares

@@ -28,6 +28,22 @@ QUICK = {"metric": "accuracy", "resamples": 200, "flips": 999}
 SIZES = {"cars": 60, "sun": 140, "digits": 20}
 
 
+def one(name: str, values: np.ndarray, split: str = "validation", **more) -> Candidate:
+    """A point with real values or hits on one split."""
+    return Candidate(name, "r", outcomes={split: Outcomes({"t": values})}, **more)
+
+
+def panel(*columns: np.ndarray, clusters: np.ndarray | None = None) -> Panel:
+    groups = None if clusters is None else {"t": clusters}
+    return Panel.of(
+        [
+            Candidate(f"p{i}", outcomes={"s": Outcomes({"t": c}, clusters=groups)})
+            for i, c in enumerate(columns)
+        ],
+        "s",
+    )
+
+
 def drawn(
     seed: int, lift: float = 0.0, *, sizes: dict[str, int] = SIZES, real: bool = False, clusters: int = 0
 ) -> dict[str, Outcomes]:

@@ -23,7 +23,7 @@ from mecha_exp.app.adaptive.progress import Progress, read_progress, write_progr
 from mecha_exp.app.adaptive.task_vectors import TaskVectors
 from mecha_exp.errors import EvaluationError
 from mecha_exp.evaluation.learning.losses import BoundLoss
-from mecha_exp.evaluators.common.devices import one_thread
+from mecha_exp.system.cores import one_thread
 
 SECONDS_BETWEEN_WRITES = 2.0
 """A kill loses at most so many seconds and a step."""

@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from mecha_exp.app.config.compose import Composer
 from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, used_by
 from mecha_exp.app.config.method_recipes import GROUP, names_of_methods
-from mecha_exp.app.recipes.templates import is_of_mergekit
 from mecha_exp.app.sweep.hyperparameters import recipes_with
 from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
 from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, nearest, some
 from mecha_exp.graph.by_key import BLOCKS
 from mecha_exp.graph.curves import PRESETS
+from mecha_exp.recipe.foreign import word_of
 from mecha_exp.recipe.yaml_reader import KEYS
 
 _PER_POINT = {"joblib": "processes", "submitit_local": "processes", "submitit_slurm": "slurm"}
@@ -124,7 +124,7 @@ def _paths_beside(key: str, point: GridPoint, paths: Iterable[str]) -> list[str]
     There are none of other recipes, and none for a key without a dot.
     """
     place = key.rpartition(".")[0]
-    if not place or not is_of_mergekit(as_written(point.base).get("recipe")):
+    if not place or not word_of(as_written(point.base).get("recipe")):
         return []
     dotted = sorted(path for path in paths if "." in path)
     return [path for path in dotted if path.rpartition(".")[0] == place] or dotted

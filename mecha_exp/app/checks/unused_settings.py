@@ -12,13 +12,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.config.grid import Grid, GridPoint, recipe_name, references_of
-from mecha_exp.app.recipes.templates import MERGEKIT
 from mecha_exp.app.sweep.hyperparameters import recipes_of_any_number
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain_data import REFERENCE, as_written, entry
 from mecha_exp.app.words.quotes import shell_word
 from mecha_exp.errors import Problems, did_you_mean, some
 from mecha_exp.graph.by_key import BLOCKS, CONVENTION, PATTERNS, PRESET
+from mecha_exp.recipe.foreign import word_of
 
 _MODELS, _BASE, _EXPERTS = "models", "models.base", "models.experts"
 _MEASURED = "regmean_plus_plus or df_merge"
@@ -75,7 +75,7 @@ def idle_experts(config: DictConfig) -> list[str]:
     """The experts of a configuration that its recipe does not merge."""
     experts = _experts(config)
     references = references_of(config)
-    if MERGEKIT in config.recipe:  # which names its own models
+    if word_of(config.recipe):  # which names its own models
         return []
     if _EXPERTS in references or _RESOLVED.search(str(as_written(config.recipe))):
         return []

@@ -7,11 +7,12 @@ longer than to merge and measure a small model.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, env_override
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from mecha_exp.app.config.jobs import enter
+from mecha_exp.app.config.jobs import Composed, enter
 
 
 class Callbacks:
@@ -45,20 +46,21 @@ class Callbacks:
                 warnings.warn(what, stacklevel=2)
 
 
-def run_job(config: DictConfig, task: Callable[[DictConfig], Any], callbacks: Callbacks) -> JobReturn:
+def run_job(job: Composed, task: Callable[[DictConfig], Any], callbacks: Callbacks) -> JobReturn:
     """Run a job in its folder, with the files, the log and the callbacks of Hydra's `run_job`.
 
     Args:
-        config: the configuration of the job, with Hydra's part.
-        task: called with `config`.
+        job: its configuration, with Hydra's part.
+        task: called with the configuration.
         callbacks: told of its start and its end.
 
     Raises:
         Exception: whatever the task raises.
     """
-    settings = config.hydra
+    config, settings = job.config, job.config.hydra
     before = HydraConfig.instance().cfg
     folder = enter(config)
+    job.note("hydra.runtime.output_dir")
     folder.mkdir(parents=True, exist_ok=True)
     returned = JobReturn(
         list(settings.overrides.task), cfg=config, hydra_cfg=config, task_name=settings.job.name
@@ -68,7 +70,7 @@ def run_job(config: DictConfig, task: Callable[[DictConfig], Any], callbacks: Ca
             returned.working_dir = str(Path.cwd())
             configure_log(settings.job_logging, settings.verbose)
             if settings.output_subdir is not None:
-                _write_configs(config, folder / settings.output_subdir)
+                _write_configs(job.written, folder / settings.output_subdir)
             with env_override(settings.job.env_set):
                 callbacks.on_job_start(config=config, task_function=task)
                 returned.status = JobStatus.FAILED
@@ -91,15 +93,34 @@ def _working_folder(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _write_configs(config: DictConfig, folder: Path) -> None:
+def _write_configs(written: Mapping[str, Any], folder: Path) -> None:
     """Write the files in which Hydra keeps the configuration of a job."""
-    content = OmegaConf.to_container(config, enum_to_str=True)
-    assert isinstance(content, dict)
-    hydra = content.pop("hydra")
-    files = {"config": content, "hydra": {"hydra": hydra}, "overrides": hydra["overrides"]["task"]}
+    hydra = written["hydra"]
+    texts = {
+        "config": shared_yaml({key: value for key, value in written.items() if key != "hydra"}, yaml_text),
+        "hydra": "hydra:\n" + shared_yaml(hydra, yaml_text, "hydra"),
+        "overrides": yaml_text(hydra["overrides"]["task"]),
+    }
     folder.mkdir(exist_ok=True)
-    for name, part in files.items():
-        (folder / f"{name}.yaml").write_text(yaml_text(part), encoding="utf-8")
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def shared_yaml(content: Mapping[str, Any], dump: Callable[[Any], str], *place: str) -> str:
+    """A mapping as YAML, entry by entry: jobs have most of them in common.
+
+    Args:
+        content: plain data.
+        dump: makes the text of a mapping.
+        place: the keys that lead to the content in the file, whose lines are left out.
+    """
+    return "".join(_lines_of(dump, (*place, key), pickle.dumps(value)) for key, value in content.items())
+
+
+@lru_cache(maxsize=512)
+def _lines_of(dump: Callable[[Any], str], place: Sequence[str], pickled: bytes) -> str:
+    content = reduce(lambda inner, key: {key: inner}, reversed(place), pickle.loads(pickled))
+    return dump(content).split("\n", len(place) - 1)[-1]
 
 
 def yaml_text(content: Any) -> str:

@@ -37,7 +37,7 @@ class GridPoint:
 
     def config(self, scratch: Scratch | None = None) -> DictConfig:
         """The configuration of the point, made of that of the last one where there is a scratch."""
-        return (scratch or Scratch()).compose(self.pickled, [unchecked(o) for o in self.overrides])
+        return (scratch or Scratch()).compose(self.pickled, [unchecked(o) for o in self.overrides]).config
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class Grid(Sequence[DictConfig]):
         from mecha_exp.app.preparation import check_types, with_paths
 
         for config in self.first_of_each:
-            settings = as_written(with_paths(config))
-            check_types({n: v for n, v in settings.items() if not REFERENCE.search(str(v))})
+            written = dict(as_written(config))
+            with_paths(config, written)
+            check_types({n: v for n, v in written.items() if not REFERENCE.search(str(v))})
 
     @property
     def choices(self) -> list[DictConfig]:

@@ -93,6 +93,8 @@ def read_config(path: Path) -> tuple[str | None, DictConfig | ListConfig]:
     with prefixed(f"{path}: "):
         if not isinstance(content := read_yaml(path), dict | None):
             raise DocumentError(f"expected a mapping, got {brief(content)}")
+        if not isinstance(defaults := (content or {}).get("defaults"), list | None):
+            raise DocumentError(f"defaults: expected a list, got {brief(defaults)}")
     text = path.read_text(encoding="utf-8")
     package = _PACKAGE.search(text[:512])
     return package[1] if package else None, OmegaConf.create(text)

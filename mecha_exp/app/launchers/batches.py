@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mecha_exp.app.config.compose import CONFIG_NAME, Composer
 from mecha_exp.app.config.execution import Callbacks, run_job
-from mecha_exp.app.config.jobs import Batch
+from mecha_exp.app.config.jobs import Batch, Composed
 from mecha_exp.app.launchers.onepass import OnePass
 from mecha_exp.app.launchers.run import run_point
 from mecha_exp.app.launchers.shares import ProcessShares, RayShares, SlurmShares
@@ -35,7 +35,7 @@ def run_alone(config: DictConfig) -> None:
     """Run the point of a configuration by itself."""
     callbacks = Callbacks(config)
     callbacks.on_run_start(config=config, config_name=CONFIG_NAME)
-    returned = run_job(config, run_point, callbacks)
+    returned = run_job(Composed(config), run_point, callbacks)
     callbacks.on_run_end(config=config, config_name=CONFIG_NAME, job_return=returned)
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.config.execution import Callbacks, run_job
-from mecha_exp.app.config.jobs import Jobs, enter
+from mecha_exp.app.config.jobs import Composed, Jobs, Scratch, enter
 from mecha_exp.app.launchers.run import run_point
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare_job
@@ -58,6 +58,7 @@ class OnePass:
 
     def __init__(self, config: DictConfig, callbacks: Callbacks) -> None:
         self._config, self._callbacks = config, callbacks
+        self._scratch = Scratch()
 
     def launch(self, jobs: Jobs) -> Sequence[JobReturn]:
         """Run every job; returns their return values in the order of the jobs."""
@@ -80,14 +81,15 @@ class OnePass:
         """Merge points and run them as jobs; yields what each returned, by its index among the jobs."""
         for points in portions:
             for number, result in _merge(points, bench):
-                yield number, self.run(jobs[number], points[number], result, tracker)
+                job = jobs.compose(number, self._scratch)
+                yield number, self.run(job, points[number], result, tracker)
 
     def run(
-        self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
+        self, job: Composed, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
     ) -> JobReturn:
         """Run a point with the result of its merge as a job."""
         task = partial(run_point, point=point, result=result, tracker=tracker)
-        returned = run_job(config, task, self._callbacks)
+        returned = run_job(job, task, self._callbacks)
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         returned.cfg = returned.hydra_cfg = None  # as large as all else of the point
         return returned
@@ -108,7 +110,7 @@ def _portions(
     """
 
     def prepared(numbers: Sequence[int]) -> dict[int, PointOrError]:
-        return {number: _attempt(_prepare, config) for number, config in jobs.in_turn(numbers)}
+        return {number: _attempt(_prepare, job) for number, job in jobs.in_turn(numbers)}
 
     numbers = list(range(len(jobs)))
     if first_points is None or len(jobs) <= MANY_POINTS:
@@ -160,10 +162,10 @@ def _sign(points: Mapping[int, PointOrError], bench: Workbench) -> dict[int, Poi
     }
 
 
-def _prepare(config: DictConfig) -> Point:
-    folder = enter(config)
-    load_plugins(config.get("plugins") or ())
-    point = prepare_job(config, folder)
+def _prepare(job: Composed) -> Point:
+    folder = enter(job.config)
+    load_plugins(job.written.get("plugins") or ())
+    point = prepare_job(job.config, folder, job.written)
     _ = point.files  # raises if one is missing
     return point
 

@@ -8,6 +8,7 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
@@ -15,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
+from mecha_exp.app.config.execution import shared_yaml
 from mecha_exp.app.experts import base_of, experts_of
 from mecha_exp.app.measurements import Measured
 from mecha_exp.app.outputs.cards import note_results
@@ -312,14 +314,17 @@ def _write_files(point: Point, statistics: str) -> None:
             replace_text(folder / name, text)
         else:  # of an earlier start
             (folder / name).unlink(missing_ok=True)
-    recipe = yaml.dump(point.config, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
-    replace_text(folder / CONFIG_FILE, recipe)
+    replace_text(folder / CONFIG_FILE, shared_yaml(point.config, _plain_yaml))
     if not any(isinstance(m.source, InMemory) for m in models_of(point.recipe)):
         replace_text(folder / RECIPE_FILE, serialize(point.recipe))
     if values := effective_values_in(point.recipe, point.options.model_dirs):
         replace_text(folder / BLOCKS_FILE, values_table(values))
     if point.wants_statistics:
         replace_text(folder / STATISTICS_FILE, statistics)
+
+
+def _plain_yaml(content: Any) -> str:
+    return str(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False))
 
 
 def _sources(point: Point) -> str:

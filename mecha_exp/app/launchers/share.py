@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.config.execution import Callbacks
-from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.config.jobs import Composed, Jobs
 from mecha_exp.app.launchers.onepass import OnePass, PointOrError, Portion
 from mecha_exp.app.point import Point
 from mecha_exp.app.tracking import EndedRun, Tracker
@@ -109,13 +109,13 @@ class _Share(OnePass):
             yield from super().complete(jobs, [points], bench, tracker)
 
     def run(
-        self, config: DictConfig, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
+        self, job: Composed, point: PointOrError, result: Merged | Exception | None, tracker: Tracker
     ) -> JobReturn:
         """Run a point unless another worker has taken it."""
-        number = int(config.hydra.job.num)
+        number = int(job.config.hydra.job.num)
         if not self.takes(number):
             return JobReturn(status=JobStatus.COMPLETED)
-        returned = super().run(config, point, result, _LaterTracker(Tracking(None, "")))
+        returned = super().run(job, point, result, _LaterTracker(Tracking(None, "")))
         self._bench.flush()  # the head ends the workers once all points are finished
         self._claims.finish(number)
         return returned

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from mecha_exp.app.batch import Merged
 from mecha_exp.app.config.execution import Callbacks
-from mecha_exp.app.config.jobs import Jobs
+from mecha_exp.app.config.jobs import Composed, Jobs
 from mecha_exp.app.launchers.onepass import OnePass, Portion, recall
 from mecha_exp.app.launchers.share import Session, run_share
 from mecha_exp.app.launchers.shared_points import SharedPoints
@@ -88,7 +88,7 @@ class Shares(OnePass):
         """Run known and wrong points here, and the others in shares while the next ones are prepared."""
 
         def lose(index: int, error: LostWorker) -> JobReturn:
-            return self.run(jobs[index], error, None, tracker)
+            return self.run(Composed(jobs[index]), error, None, tracker)
 
         shared: SharedPoints | None = None
         reserved = 0

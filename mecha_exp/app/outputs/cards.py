@@ -8,12 +8,14 @@ from pathlib import Path
 
 from mecha_exp.checkpoint.sidecars import CARD, is_own_card
 from mecha_exp.evaluation.declaration import MERGE_PREFIXES
-from mecha_exp.publishing.card import with_results
 from mecha_exp.runs.record import RACE, Record
 from mecha_exp.system.atomic_write import replace_text
 from mecha_exp.system.texts import markdown_code, markdown_table, markdown_text
 
 log = logging.getLogger(__name__)
+
+_RESULTS = "\n## Results\n"
+"""The heading of the last section, which is filled when the model has been measured."""
 
 
 def note_results(record: Record, verdict: Sequence[str] = ()) -> None:
@@ -29,7 +31,7 @@ def note_results(record: Record, verdict: Sequence[str] = ()) -> None:
     if not record.model or not is_own_card(card):
         return
     try:
-        text = with_results(card.read_text(encoding="utf-8"), list(_lines(record, verdict)))
+        text = _with_results(card.read_text(encoding="utf-8"), list(_lines(record, verdict)))
         replace_text(card, text, newline="\n")
     except OSError as error:
         log.warning("%s: the results cannot be written into it: %s.", card, error.strerror)
@@ -48,3 +50,9 @@ def _lines(record: Record, verdict: Sequence[str]) -> Iterator[str]:
     if verdict:
         yield f"\nThe point {markdown_code(record.name)} of a sweep, whose verdict is:\n"
         yield from (f"- {markdown_text(sentence)}" for sentence in verdict)
+
+
+def _with_results(card: str, lines: Sequence[str]) -> str:
+    """A card with these lines as its last section; none leave it without one."""
+    text = card.partition(_RESULTS)[0]
+    return text + _RESULTS + "\n" + "\n".join(lines) + "\n" if lines else text

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mecha_exp.app.outputs.adapter import RANK
+from mecha_exp.app.outputs.makers import setting_in
 from mecha_exp.app.point import Point
 from mecha_exp.app.preparation import prepare
 from mecha_exp.app.provenance import environment
@@ -52,7 +52,7 @@ def remake(
     Raises:
         ConfigError: a plugin is gone, and was not kept; or the output is an adapter.
     """
-    if RANK in (original.config.get("output") or {}):
+    if setting_in(original.config.get("output") or {}):
         raise ConfigError(
             "the output is an adapter, and models alone are reproduced. The command of the run makes the "
             "adapter again, with rerun=always."

@@ -42,9 +42,9 @@ def known_trials(
     candidates = list(_candidates(space, bench))
     jobs = jobs_of([words(space.setting(parameters)) for parameters in candidates])
     known = []
-    for number, config in jobs.in_turn(range(len(jobs))):
+    for number, job in jobs.in_turn(range(len(jobs))):
         try:
-            point = bench.sign(prepare_job(config, enter(config)))
+            point = bench.sign(prepare_job(job.config, enter(job.config), job.written))
             is_known = _is_stored(point, bench)
         except MechaError as error:
             log.debug("%s: %s", candidates[number], error)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mecha_exp.app.recipes.measured_statistics import without_measured
+from mecha_exp.app.recipes.files import without_files
 from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.errors import RecipeError
 from mecha_exp.method_api.registry import resolve_method
@@ -25,7 +25,7 @@ def different_meanings(keys: Iterable[str], recipes: Mapping[str, Mapping[str, A
     for key in keys:
         by_meaning: dict[str, list[str]] = {}
         for name, values in recipes.items():
-            recipe = without_measured(as_written((values or {}).get("recipe")))
+            recipe = without_files(as_written((values or {}).get("recipe")))
             meaning = " and ".join(dict.fromkeys(_meanings(recipe, key)))
             if meaning:
                 by_meaning.setdefault(meaning, []).append(name)

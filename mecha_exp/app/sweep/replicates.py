@@ -8,13 +8,14 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from mecha_exp.app.recipes.templates import MERGEKIT, first_seed_of, is_of_mergekit
+from mecha_exp.app.recipes.templates import first_seed_of
 from mecha_exp.app.sweep.hyperparameters import RecipeFile, recipe_of
 from mecha_exp.app.words.experts import names_of
 from mecha_exp.app.words.plain_data import resolved
 from mecha_exp.errors import ConfigError, counted, did_you_mean
 from mecha_exp.lab import points as lab
 from mecha_exp.lab.points import EXPERTS_KEY, SEED_PATH, SUBSET_KEY, Setting
+from mecha_exp.recipe.foreign import word_of
 from mecha_exp.sources.search import folders_of
 
 SEED_KEYS = ("seed", SEED_PATH)
@@ -146,7 +147,7 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
             f"sweep.replicates={count} runs each point with {counted(count, 'seed')} from the recipe's "
             "own on, and " + ("seed is swept already." if is_swept else "this recipe has no seed.")
         )
-    key = f"++{SEED_PATH}" if _are_of_mergekit(points, config) else "seed"
+    key = f"++{SEED_PATH}" if _are_foreign(points, config) else "seed"
     return [
         setting
         for point, seed in zip(points, seeds, strict=True)
@@ -156,8 +157,8 @@ def _with_seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[O
 
 def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Override]) -> list[int | None]:
     """The first seed of each point; None if its recipe draws no random numbers."""
-    if _are_of_mergekit(points, config):
-        return [_seed_of_mergekit(point, config) for point in points]
+    if _are_foreign(points, config):
+        return [_foreign_seed(point, config) for point in points]
     names = [recipe_of(point, config) for point in points]
     if len(set(names)) == 1:
         return [config.get("seed")] * len(points)
@@ -166,16 +167,18 @@ def _seeds(points: Sequence[Setting], config: DictConfig, fixed: Sequence[Overri
     return [seeds[-1] if seeds and seed is not None else seed for seed in map(own.__getitem__, names)]
 
 
-def _are_of_mergekit(points: Sequence[Setting], config: DictConfig) -> bool:
-    """Whether all points have the one recipe that is chosen, and that is a configuration of mergekit."""
-    return len({recipe_of(point, config) for point in points}) == 1 and is_of_mergekit(config.recipe)
+def _are_foreign(points: Sequence[Setting], config: DictConfig) -> bool:
+    """Whether all points have the one recipe that is chosen, and that is in the form of another tool."""
+    return len({recipe_of(point, config) for point in points}) == 1 and word_of(config.recipe) is not None
 
 
-def _seed_of_mergekit(point: Setting, config: DictConfig) -> int | None:
-    """The first seed of a point with a configuration of mergekit; None if it draws no random numbers."""
+def _foreign_seed(point: Setting, config: DictConfig) -> int | None:
+    """The first seed of a point with a recipe of another tool; None if it draws no random numbers."""
+    word = word_of(config.recipe)
+    assert word is not None
     texts = {key.lstrip("+"): text for key, text in point.items()}
-    path = texts.get("recipe.path") or str(config.recipe[MERGEKIT])
+    path = texts.get("recipe.path") or str(config.recipe[word])
     keys = ("merge_method", SEED_PATH)
     values = {key: texts.get(key, OmegaConf.select(config, key)) for key in keys}
     folders = folders_of({"models": resolved(config.models)})
-    return first_seed_of(Path(path), {k: v for k, v in values.items() if v is not None}, folders)
+    return first_seed_of(word, Path(path), {k: v for k, v in values.items() if v is not None}, folders)

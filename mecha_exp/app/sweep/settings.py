@@ -6,11 +6,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from mecha_exp.app.config.jobs import NUMBERED
 from mecha_exp.app.words.plain_data import as_written
 from mecha_exp.errors import ConfigError
 from mecha_exp.numbers import is_whole
-
-_NUMBERED = "${hydra:job.num}"
 
 
 def checked_count(key: str, value: Any, least: int = 1) -> int:
@@ -34,5 +33,5 @@ def require_numbered_folders(config: DictConfig, who: str) -> None:
     Raises:
         ConfigError: hydra.sweep.subdir names another folder.
     """
-    if as_written(config.hydra.sweep)["subdir"] != _NUMBERED:
+    if as_written(config.hydra.sweep)["subdir"] != NUMBERED:
         raise ConfigError(f"hydra.sweep.subdir: {who} finds its points by their numbers. Leave it out.")

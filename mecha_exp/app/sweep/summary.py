@@ -20,7 +20,7 @@ from mecha_exp.report import (
 )
 from mecha_exp.report.adaptive_records import FILES as ADAPTIVE_FILES
 from mecha_exp.report.conclusion import concluded_results
-from mecha_exp.report.notes import notes_of
+from mecha_exp.report.table import notes_of
 from mecha_exp.report.verdict import conclusion
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, collect_outcomes
 from mecha_exp.runs.record import FAILED, FINISHED, Record

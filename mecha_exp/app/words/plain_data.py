@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 """A reference to another key, as written."""
@@ -20,6 +20,31 @@ def resolved(part: Any) -> Any:
 def as_written(part: Any) -> Any:
     """A part of a configuration as dictionaries and lists, with references such as `${alpha}` as texts."""
     return OmegaConf.to_container(part, resolve=False) if OmegaConf.is_config(part) else part
+
+
+def filled(part: Any, whole: Any) -> Any:
+    """A copy of a part of plain data with the values that references such as `${alpha}` stand for.
+
+    Args:
+        part: as `as_written` gives it.
+        whole: all of the data, which references refer to.
+
+    Raises:
+        LookupError: a reference of another form, or one to nothing, which OmegaConf reads or refuses.
+    """
+    if isinstance(part, dict):
+        return {key: filled(value, whole) for key, value in part.items()}
+    if isinstance(part, list):
+        return [filled(value, whole) for value in part]
+    if not isinstance(part, str) or ("${" not in part and part != MISSING):
+        return part
+    reference = REFERENCE.fullmatch(part)
+    if reference is None:
+        raise LookupError(part)
+    value = whole
+    for word in reference[1].split("."):
+        value = entry(filled(value, whole) if isinstance(value, str) else value, word)
+    return filled(value, whole)
 
 
 def entry(part: Any, word: str) -> Any:

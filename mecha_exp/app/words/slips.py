@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mecha_exp.app.words.quotes import joined, quoted, shell_word
@@ -34,14 +34,14 @@ _VALUES = {
 _MERGEKIT = re.compile(r"^\s*(merge_method|slices|base_model)\s*:", re.MULTILINE)
 
 
-def require_settings(arguments: Sequence[str], verbs: Sequence[str]) -> None:
+def require_settings(arguments: Sequence[str], verbs: Callable[[], Sequence[str]]) -> None:
     """Check that no word stands for a verb where settings are expected.
 
     Raises:
         ConfigError: a verb that is misspelt, or not the first word.
     """
     for word in arguments:
-        if word.isascii() and word.isalpha() and (known := nearest(word, verbs, 0.75)):
+        if word.isascii() and word.isalpha() and (known := nearest(word, verbs(), 0.75)):
             raise ConfigError(
                 f"{brief(word)} is not a setting. If the verb {known[0]} is meant, it is the first word: "
                 f"{PROGRAM} {known[0]} ..."

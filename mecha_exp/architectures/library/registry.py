@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def register(config: ModelConfig) -> ModelConfig:
         raise ConfigError(f"there is a model config {config.identifier!r} already: name this one otherwise.")
     config.symmetries()
     return _REGISTERED.setdefault(config.identifier, config)
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Know only the built-in configs at the beginning of the block, and after it those of before."""
+    before = dict(_REGISTERED)
+    _REGISTERED.clear()
+    try:
+        yield
+    finally:
+        _REGISTERED.clear()
+        _REGISTERED.update(before)
 
 
 def resolve(identifier: str) -> ModelConfig:

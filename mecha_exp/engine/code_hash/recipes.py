@@ -8,15 +8,16 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from mecha_exp.engine.code_hash.data import content_of_files
-from mecha_exp.engine.code_hash.functions import is_own, of_function, sources
+from mecha_exp.engine.code_hash.functions import of_function, sources
 from mecha_exp.engine.ir.expansion import expand
+from mecha_exp.entry_points import announced, is_own_entry, load
 from mecha_exp.errors import ConfigError, MechaError, Problems
 from mecha_exp.graph.by_key import ByKey
 from mecha_exp.graph.nodes import LiteralNode, MergeNode, Node, calls_of, walk
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import MergeMethod
 from mecha_exp.method_api.paths import missing_paths, path_arguments
-from mecha_exp.sources.readers import readers
+from mecha_exp.sources.readers import GROUP
 
 _METHODS: WeakKeyDictionary[Node, frozenset[MergeMethod]] = WeakKeyDictionary()
 """The methods of recipes: they are asked for several times for each point of a sweep."""
@@ -40,7 +41,7 @@ def code_hashes(recipe: Node) -> dict[str, str]:
 
 def reader_hashes() -> dict[str, str]:
     """Hash the code of each reader of another package."""
-    kinds = [kind for kind in map(type, readers()) if not is_own(kind)]
+    kinds = [load(entry) for entry in announced(GROUP).values() if not is_own_entry(entry)]
     return {f"reader {kind.__module__}.{kind.__qualname__}": of_function(kind) for kind in kinds}
 
 

@@ -55,7 +55,7 @@ class Job:
         small_files: files beside the weights of a folder in place of those of the first input, by name: a
             path, the content, or None to leave one out.
         card: makes the model card of a folder, README.md, when everything has been checked; None writes
-            none. `merge` and the command line give one (`publishing/card.py`).
+            none. `merge` and the command line give one (`mecha_exp/cards.py`).
         quantize: `fp8_scaled` writes the matrices of linear layers as float8_e4m3fn with a scale each, in
             ComfyUI's layout, and all else in its dtype; None writes numbers.
         hashed: receives path, SHA-256 and identity of each file of weights once it is in its place; None

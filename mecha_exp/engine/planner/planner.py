@@ -37,7 +37,7 @@ from mecha_exp.method_api.views import is_data
 from mecha_exp.recipe.templates import require_filled
 from mecha_exp.sources.inputs import open_sources
 from mecha_exp.sources.quantised.view import require_plain
-from mecha_exp.sources.readers import Prepared, readers
+from mecha_exp.sources.readers import Prepared, readers_of
 from mecha_exp.sources.source import Source
 
 
@@ -58,7 +58,7 @@ def plan(jobs: Sequence[Job], options: EngineOptions | None = None) -> Iterator[
         opened = require_plain(stored, options.on_quantised, options.memory_budget)
         _require_one_batch(recipes, opened, options)
         prepared = Prepared(tuple(recipes), opened)
-        for reader in readers():
+        for reader in readers_of(opened.values()):
             prepared = reader.prepare(prepared, options.on_tied)
         inputs = prepare_inputs(prepared.recipes, prepared.sources, options)
         inputs = replace(inputs, notices=(*map(Notice, prepared.lines), *inputs.notices))

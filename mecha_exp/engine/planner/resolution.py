@@ -14,7 +14,7 @@ from mecha_exp.graph.nodes import LiteralNode, MergeNode, ModelNode, Node
 from mecha_exp.graph.rewrite import rewrite
 from mecha_exp.method_api.method import STATISTICS, Kind, MergeMethod
 from mecha_exp.method_api.views import ModelView, Reading, Reads, View, hyperparameters
-from mecha_exp.sources.readers import readers
+from mecha_exp.sources.readers import readers_of
 from mecha_exp.sources.source import Source
 
 
@@ -44,6 +44,7 @@ class _Resolver:
         self._sources = sources
         self._configs = configs
         self._reading = Reading(sources, configs, budget)
+        self._readers = readers_of(sources.values())
 
     def resolve(self, node: Node) -> Node:
         """The new node for a node whose children are resolved."""
@@ -51,7 +52,7 @@ class _Resolver:
             return node
         if node.method.reads is not None:
             return self._with_data(node, node.method.reads)
-        known = (reader.read(node, self._reading) for reader in readers())
+        known = (reader.read(node, self._reading) for reader in self._readers)
         if (view := next(filter(None, known), None)) is not None:
             return self._leaf(view)
         self._check_statistics(node)

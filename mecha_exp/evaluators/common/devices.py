@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +17,6 @@ from mecha_exp.evaluation.declaration import Shapes
 
 AUTO, CUDA = "auto", "cuda"
 DTYPES = (AUTO, "float32", "float16", "bfloat16", "float64")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread: sums do not depend on the number of cores, and small layers take less time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def chosen_device(name: str) -> torch.device:

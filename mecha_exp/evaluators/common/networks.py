@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from mecha_exp.checkpoint.sidecars import companions
 from mecha_exp.errors import ConfigError, EvaluationError
 from mecha_exp.evaluation.declaration import Shapes
+from mecha_exp.evaluation.transfers import transfers_to
 from mecha_exp.evaluators.common.devices import AUTO, chosen_device, chosen_dtype
 from mecha_exp.evaluators.common.folders import ModelFolder
 from mecha_exp.evaluators.common.loading import Loader, Weights, check_fit
-from mecha_exp.evaluators.common.transfers import transfers_to
 
 NAN_LOGITS = (
     "the logits are NaN. Merge with a smaller strength or in float32 (engine.compute_dtype), or measure with "

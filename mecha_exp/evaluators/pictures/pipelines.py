@@ -18,6 +18,7 @@ from mecha_exp.architectures import candidates, get_all
 from mecha_exp.checkpoint import open_stored
 from mecha_exp.errors import ConfigError, did_you_mean
 from mecha_exp.evaluation.context import Context
+from mecha_exp.evaluation.transfers import transfers_to
 from mecha_exp.evaluators.common import (
     ModelFolder,
     calm,
@@ -27,7 +28,6 @@ from mecha_exp.evaluators.common import (
     one_line,
 )
 from mecha_exp.evaluators.common.devices import AUTO
-from mecha_exp.evaluators.common.transfers import transfers_to
 from mecha_exp.evaluators.pictures.components import INDEX, Component, index_of, networks_of
 from mecha_exp.sources.source import infos_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mecha_exp.errors import ConfigError, brief
+from mecha_exp.errors import ConfigError
 from mecha_exp.evaluation.declaration import Options
 from mecha_exp.evaluators.vision.heads import listed
 
@@ -31,7 +31,7 @@ def shots_of(options: Options) -> tuple[Shot, ...]:
     """The pictures to make: each prompt with each seed and each scheduler.
 
     Raises:
-        ConfigError: there is no prompt, or a seed is not a whole number.
+        ConfigError: there is no prompt, or no seed.
     """
     prompts = listed(options["prompts"], "", "prompts")
     seeds, schedulers = options["seeds"], options["schedulers"] or [None]
@@ -40,8 +40,8 @@ def shots_of(options: Options) -> tuple[Shot, ...]:
             "evaluator.prompts: name a file with a prompt on each line, as in evaluator.prompts=prompts.txt, "
             "or list them."
         )
-    if not isinstance(seeds, list | tuple) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise ConfigError(f"evaluator.seeds={brief(seeds)}: expected a list of whole numbers, as in [0,1].")
+    if not seeds:
+        raise ConfigError("evaluator.seeds: give a whole number at least, as in [0].")
     return tuple(
         Shot(_name(place, prompt, seed, scheduler), prompt, seed, scheduler)
         for place, prompt in enumerate(prompts)

@@ -17,6 +17,10 @@ from mecha_exp.errors import ConfigError, some
 from mecha_exp.evaluators.common import one_line
 from mecha_exp.evaluators.vision.image_data import ImageSet
 
+Names = str | Sequence[str | int]
+Words = Names | Mapping[str, Names | Mapping[str, str]] | None
+"""Names for the classes of all tasks, or by task; see `listed`."""
+
 WEIGHT, BIAS = "weight", "bias"
 
 

@@ -63,6 +63,8 @@ def templates_of(templates: Any, task: str) -> tuple[str, ...]:
     sentences = listed(templates, task, "templates")
     if sentences is None:
         return (TEMPLATE,)
+    if not sentences:
+        raise ConfigError(f"evaluator.templates: give a sentence at least, such as {TEMPLATE!r}.")
     for sentence in sentences:
         if sentence.count("{}") != 1:
             raise ConfigError(

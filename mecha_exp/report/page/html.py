@@ -13,12 +13,11 @@ from typing import Any
 
 from mecha_exp.report.figures import FOREST_FILE, Picture
 from mecha_exp.report.intervals import best_input, of_inputs
-from mecha_exp.report.notes import notes_of
 from mecha_exp.report.page.data import has_curves, page_data, plotly_packed
 from mecha_exp.report.page.links import links_to_files
 from mecha_exp.report.page.verdict import choice, compared, task_table
 from mecha_exp.report.results import Results
-from mecha_exp.report.table import Row, estimate_text, page_footnotes, rows
+from mecha_exp.report.table import Row, estimate_text, notes_of, page_footnotes, rows
 from mecha_exp.report.verdict import conclusion
 from mecha_exp.runs.record import FAILED, Record
 from mecha_exp.runs.values import as_text

@@ -14,7 +14,7 @@ from mecha_exp.errors import ConfigError
 from mecha_exp.report.intervals import base_of
 from mecha_exp.report.paper.text import INDIVIDUAL, PRETRAINED
 from mecha_exp.report.results import Results
-from mecha_exp.report.verdict import candidates_of, experts_of, inputs_of, splits_of
+from mecha_exp.report.verdict import candidates_of, inputs_of, named_experts, splits_of
 from mecha_exp.runs.outcomes import ModelOutcomes
 
 if TYPE_CHECKING:
@@ -139,10 +139,13 @@ def _inputs(parts: Sequence[Part]) -> tuple[list[Candidate], str | None]:
     Where it is not known which input is the expert of which task, each input has a row of its own. Equal
     models of several sweeps are one; others are told apart by the name of their sweep.
     """
+    from mecha_exp.verdict.normalisation import experts_of
+
     groups: dict[str, list[tuple[str, list[Candidate]]]] = {}
     for part in parts:
         inputs, base = inputs_of(part.results, part.models), base_of(part.results)
-        experts = experts_of(part.results, inputs, base) or {}
+        split, by_task = splits_of(part.results)[1], named_experts(part.results)
+        experts = experts_of(inputs, split, base, by_task, part.results.direction)
         named = {PRETRAINED: [c for c in inputs if c.name == base], INDIVIDUAL: _individual(inputs, experts)}
         if not named[INDIVIDUAL]:
             named |= {c.name: [o for o in inputs if o.name == c.name] for c in inputs if c.name != base}

@@ -29,7 +29,7 @@ def new_process() -> Iterator[None]:
     _workbench.cache_clear()
 
 
-def test_what_one_machine_has_measured_another_one_recalls(app, folder, bucket, monkeypatch, no_figures):
+def test_what_one_machine_has_measured_another_one_recalls(app, folder, bucket, monkeypatch):
     first = app(*COMMAND)
     assert not first.status, first.err
     _workbench.cache_clear()  # as another process
@@ -55,9 +55,7 @@ def late(method: str, path: str, answer: Answer) -> Answer:
     return answer
 
 
-def test_what_the_workers_of_a_sweep_in_shares_have_measured_is_there_afterwards(
-    app, folder, bucket, no_figures
-):
+def test_what_the_workers_of_a_sweep_in_shares_have_measured_is_there_afterwards(app, folder, bucket):
     bucket.fault = late  # so that a worker is still sending when its last point is measured
     first = app(*COMMAND, "hydra/launcher=processes", "hydra.launcher.workers=2", "hydra.sweep.dir=first")
     assert not first.status, first.err

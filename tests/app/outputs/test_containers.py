@@ -1,6 +1,5 @@
 """Processes that cannot see each other's numbers, as in two containers, and several that begin at once."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import ENVIRONMENT, program
 from safetensors.torch import load_file, save_file
 from sweep_folders import mlflow_statuses, records
 
 from mecha_exp import CheckpointError, merge, weighted_sum
 
-REPOSITORY = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 RECIPE = """
 # @package _global_
@@ -44,9 +42,8 @@ def other_container(folder: Path) -> Iterator[subprocess.Popen[str]]:
         save_file({"w": torch.full((4,), value), "x": torch.ones(4)}, folder / f"{name}.safetensors")
     (folder / "conf" / "recipe").mkdir(parents=True)
     (folder / "conf" / "recipe" / "endless.yaml").write_text(RECIPE)
-    program = [*UNSHARE, sys.executable, str(REPOSITORY / "tests" / "endless.py"), "2", "app"]
     words = ["--config-dir=conf", "recipe=endless", "output.dtype=fp32,fp16", "engine.workers=1", *SWEEP]
-    command = [*program, *words]
+    command = [*UNSHARE, *program("endless", 2, "app", *words)]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -35,6 +35,7 @@ def draws() -> None:
         return Measurement(outcomes=outcomes, files={"red.png": png((value, 0, 0)), "note.txt": b"text"})
 
 
+@pytest.mark.usefixtures("figures")
 def test_files_are_stored_shown_and_logged_and_served_without_measuring(app, folder, draws, monkeypatch):
     monkeypatch.setattr("mecha_exp.report.draw_figures", lambda *rest: [])  # tested elsewhere
     command = (
@@ -69,7 +70,7 @@ def test_files_are_stored_shown_and_logged_and_served_without_measuring(app, fol
     assert {n: (folder / f"elsewhere/sweep/{n}/files/red.png").read_bytes() for n in range(3)} == red
 
 
-@pytest.mark.usefixtures("no_figures", "draws")
+@pytest.mark.usefixtures("draws")
 def test_one_key_makes_columns_beside_the_inputs_and_pictures_make_rows(app, folder):
     app("alpha=0.2,0.6", "output=none", "evaluator.name=test_draws", "-m", "hydra.sweep.dir=sweep")
     sweep = Sweep.load(folder / "sweep")

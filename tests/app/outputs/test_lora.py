@@ -49,12 +49,12 @@ def done(outcome: Outcome) -> Outcome:
 
 
 @pytest.mark.heavy
-def test_a_lora_is_swept_over_its_strength(folder: Path, as_a_user: Callable[..., Outcome]):
-    planned = done(as_a_user("plan", *GIVEN, "alpha=0.5", cwd=folder))
+def test_a_lora_is_swept_over_its_strength(folder: Path, app: Callable[..., Outcome]):
+    planned = done(app("plan", *GIVEN, "alpha=0.5", cwd=folder))
     assert "lora.safetensors" in planned.out
     assert "warning" not in planned.out
 
-    done(as_a_user(*GIVEN, "alpha=0.5,1.0", "-m", cwd=folder))
+    done(app(*GIVEN, "alpha=0.5,1.0", "-m", cwd=folder))
 
     models = sorted(folder.glob("outputs/multiruns/*/*/model.safetensors"))
     assert len(models) == 2
@@ -62,14 +62,14 @@ def test_a_lora_is_swept_over_its_strength(folder: Path, as_a_user: Callable[...
         merged = load_file(path)
         torch.testing.assert_close(merged["one.weight"], with_lora(folder, alpha))
         assert torch.equal(merged["two.weight"], load_file(folder / "base.safetensors")["two.weight"])
-    made_again = done(as_a_user("reproduce", str(models[0]), cwd=folder))
+    made_again = done(app("reproduce", str(models[0]), cwd=folder))
     assert "identical" in made_again.out
 
 
 @pytest.mark.heavy
-def test_a_template_is_swept_over_lora_files(folder: Path, as_a_user: Callable[..., Outcome]):
+def test_a_template_is_swept_over_lora_files(folder: Path, app: Callable[..., Outcome]):
     given = ("recipe=mecha", "recipe.path=template.mecha", "base=base.safetensors", "tracking=none")
-    done(as_a_user(*given, "lora=lora.safetensors,other.safetensors", "-m", cwd=folder))
+    done(app(*given, "lora=lora.safetensors,other.safetensors", "-m", cwd=folder))
 
     first, second = (load_file(p) for p in sorted(folder.glob("outputs/multiruns/*/*/model.safetensors")))
     torch.testing.assert_close(first["one.weight"], with_lora(folder, 0.5))
@@ -77,29 +77,29 @@ def test_a_template_is_swept_over_lora_files(folder: Path, as_a_user: Callable[.
 
 
 @pytest.mark.heavy
-def test_the_verbs_take_a_template_with_a_lora(folder: Path, as_a_user: Callable[..., Outcome]):
+def test_the_verbs_take_a_template_with_a_lora(folder: Path, app: Callable[..., Outcome]):
     filled = ("-p", "base", "base.safetensors", "-p", "lora", "lora.safetensors")
-    assert "lora_delta" in done(as_a_user("show", "template.mecha", cwd=folder)).out
-    assert "lora.safetensors" in done(as_a_user("plan", "template.mecha", *filled, cwd=folder)).out
-    done(as_a_user("compose", "template.mecha", *filled, "-o", "composed.mecha", cwd=folder))
-    done(as_a_user("merge", "composed.mecha", "-o", "merged.safetensors", cwd=folder))
+    assert "lora_delta" in done(app("show", "template.mecha", cwd=folder)).out
+    assert "lora.safetensors" in done(app("plan", "template.mecha", *filled, cwd=folder)).out
+    done(app("compose", "template.mecha", *filled, "-o", "composed.mecha", cwd=folder))
+    done(app("merge", "composed.mecha", "-o", "merged.safetensors", cwd=folder))
 
     torch.testing.assert_close(load_file(folder / "merged.safetensors")["one.weight"], with_lora(folder, 0.5))
     with safe_open(folder / "merged.safetensors", "pt") as file:
         assert "lora_delta" in file.metadata()["mecha_recipe"]
-    shown = done(as_a_user("info", "lora.safetensors", cwd=folder)).out
+    shown = done(app("info", "lora.safetensors", cwd=folder)).out
     assert "lora.safetensors: pair-lora" in shown
     assert (
         "LoRA modules of any rank, which add to the tensors of pair-test"
-        in done(as_a_user("info", "pair-lora", cwd=folder)).out
+        in done(app("info", "pair-lora", cwd=folder)).out
     )
 
 
 @pytest.mark.heavy
-def test_what_an_expert_learnt_becomes_a_lora_file_and_back(folder: Path, as_a_user: Callable[..., Outcome]):
-    done(as_a_user(*GIVEN, "output.path=fine.safetensors", cwd=folder))
+def test_what_an_expert_learnt_becomes_a_lora_file_and_back(folder: Path, app: Callable[..., Outcome]):
+    done(app(*GIVEN, "output.path=fine.safetensors", cwd=folder))
     given = ("recipe=extract_lora", "models.base=base.safetensors", "models.experts=[fine.safetensors]")
-    done(as_a_user(*given, "rank=2", "tracking=none", "output.path=extracted.safetensors", cwd=folder))
+    done(app(*given, "rank=2", "tracking=none", "output.path=extracted.safetensors", cwd=folder))
 
     made = load_file(folder / "extracted.safetensors")
     delta = with_lora(folder, 1.0) - load_file(folder / "base.safetensors")["one.weight"]
@@ -109,7 +109,7 @@ def test_what_an_expert_learnt_becomes_a_lora_file_and_back(folder: Path, as_a_u
     )
 
 
-def test_the_method_of_the_recipe_chooses_the_names(folder: Path, as_a_user: Callable[..., Outcome]):
+def test_the_method_of_the_recipe_chooses_the_names(folder: Path, app: Callable[..., Outcome]):
     (folder / "model_configs" / "a.yaml").write_text(ADAPTER.replace("lora", "lycoris"))
     save_file(
         {k: 2 * x for k, x in load_file(folder / "base.safetensors").items()}, folder / "fine.safetensors"
@@ -117,19 +117,19 @@ def test_the_method_of_the_recipe_chooses_the_names(folder: Path, as_a_user: Cal
     given = ("recipe=extract_lora", "models.base=base.safetensors", "models.experts=[fine.safetensors]")
     lycoris = ("recipe.method=extract_lycoris_lora", "tracking=none", "output.path=made.safetensors")
 
-    done(as_a_user(*given, *lycoris, cwd=folder))
+    done(app(*given, *lycoris, cwd=folder))
 
     assert {key.partition("_")[0] for key in load_file(folder / "made.safetensors")} == {"lycoris"}
 
 
-def test_a_file_for_another_model_is_an_error_in_plain_words(folder: Path, as_a_user: Callable[..., Outcome]):
+def test_a_file_for_another_model_is_an_error_in_plain_words(folder: Path, app: Callable[..., Outcome]):
     save_file(
         {"lora_three.diff": torch.ones(12, 8), "lora_one.diff": torch.ones(12, 8)},
         folder / "lora.safetensors",
     )
-    foreign = as_a_user(*GIVEN, cwd=folder)
+    foreign = app(*GIVEN, cwd=folder)
     save_file({f"lora_{x}.diff": torch.ones(5, 8) for x in ("one", "two")}, folder / "lora.safetensors")
-    unknown = as_a_user(*GIVEN, cwd=folder)
+    unknown = app(*GIVEN, cwd=folder)
 
     assert foreign.status == unknown.status == 1
     assert "the LoRA is of no known model config and the base of 'pair-test'" in foreign.err
@@ -137,10 +137,8 @@ def test_a_file_for_another_model_is_an_error_in_plain_words(folder: Path, as_a_
     assert "Traceback" not in foreign.err + unknown.err
 
 
-def test_the_verb_that_copies_numbers_says_that_a_lora_is_computed(
-    folder: Path, as_a_user: Callable[..., Outcome]
-):
-    refused = as_a_user("convert", "lora.safetensors", "--to", "pair-test", "-o", "x.safetensors", cwd=folder)
+def test_the_verb_that_copies_numbers_says_that_a_lora_is_computed(folder: Path, app: Callable[..., Outcome]):
+    refused = app("convert", "lora.safetensors", "--to", "pair-test", "-o", "x.safetensors", cwd=folder)
 
     assert refused.status == 1
     assert (
@@ -149,11 +147,11 @@ def test_the_verb_that_copies_numbers_says_that_a_lora_is_computed(
     assert not (folder / "x.safetensors").exists()
 
 
-def test_a_whole_model_in_the_place_of_a_lora_is_said(folder: Path, as_a_user: Callable[..., Outcome]):
+def test_a_whole_model_in_the_place_of_a_lora_is_said(folder: Path, app: Callable[..., Outcome]):
     (folder / "whole.safetensors").write_bytes((folder / "base.safetensors").read_bytes())
     given = ["models.experts=[whole.safetensors]" if "experts" in word else word for word in GIVEN]
 
-    refused = as_a_user("plan", *given, "alpha=0.5", cwd=folder)
+    refused = app("plan", *given, "alpha=0.5", cwd=folder)
 
     assert refused.status == 1
     assert "what is given as the LoRA is a model of 'pair-test' itself, as the base is." in refused.err

@@ -49,7 +49,7 @@ def test_ema_weights_that_one_model_alone_has_are_left_out(app, folder, models):
     assert set(load_file(folder / "out.safetensors")) == {"unet.one.weight", "unet.two.weight"}
 
 
-def test_both_kinds_are_points_of_a_sweep_that_reproduce(app, folder, models, no_figures):
+def test_both_kinds_are_points_of_a_sweep_that_reproduce(app, folder, models):
     assert app(*GIVEN, "output.prune=true,false", "-m").status == 0
 
     (sweep,) = (folder / "outputs" / "multiruns").iterdir()

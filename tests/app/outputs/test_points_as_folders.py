@@ -28,7 +28,7 @@ def folders(folder: Path) -> list[str]:
     return ["recipe=weighted_sum", "models.base=a", "models.experts=[b]", "evaluator=none"]
 
 
-def test_points_of_a_sweep_over_folders_are_folders(app, folder, folders, no_figures, files_in):
+def test_points_of_a_sweep_over_folders_are_folders(app, folder, folders, files_in):
     outcome = app(*folders, "alpha=0.25,0.5", "-m")
 
     assert outcome.status == 0, outcome.err
@@ -55,7 +55,7 @@ def test_files_stay_files_and_a_point_without_a_model_has_none(app, folder, fold
     assert [[path.name for path in paths] for paths in kept] == [["model.safetensors"], []]
 
 
-def test_the_card_of_a_point_has_its_numbers_and_the_verdict(app, folder, folders, no_figures):
+def test_the_card_of_a_point_has_its_numbers_and_the_verdict(app, folder, folders):
     (folder / "first.py").write_text(EVALUATOR)
     measured = [*folders[:-1], "plugins=[first.py]", "evaluator.name=first"]
 

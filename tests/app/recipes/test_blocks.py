@@ -29,6 +29,7 @@ def test_a_preset_is_an_option_and_single_blocks_go_over_it(app, folder):
 
 
 @pytest.mark.parametrize("word", ["blocks=GRAD_A,SMOOTHSTEP/2", "blocks=[GRAD_A, SMOOTHSTEP/2]"])
+@pytest.mark.usefixtures("figures")
 def test_presets_are_swept(app, folder, word):
     outcome = app("recipe=weighted_sum", word, "output=none", "-m")
 
@@ -61,6 +62,7 @@ def test_a_gradient_is_a_list(app, folder):
     assert found == pytest.approx({"conv1": 0, "conv2": 0.3, "fc1": 0.6, "fc2": 0.9})
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_method_for_some_keys_is_swept_like_a_strength_and_each_block_has_its_table(app, folder):
     outcome = app("recipe=tsv_m", "keys=matrix,all", "output=none", "-m")
 

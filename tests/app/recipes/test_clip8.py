@@ -44,7 +44,7 @@ def files(folder: Path) -> Path:
     return folder
 
 
-def test_the_eight_tasks_are_chosen_on_validation_and_reported_on_test(app, files, no_figures):
+def test_the_eight_tasks_are_chosen_on_validation_and_reported_on_test(app, files):
     outcome = app(
         "experiment=clip8",
         "models.dir=models",

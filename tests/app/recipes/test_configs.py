@@ -160,7 +160,7 @@ def test_a_recipe_merges_the_demo_as_its_formula_says(name: str, tmp_path: Path)
         torch.testing.assert_close(tensor, FORMULAS[name](key).float(), rtol=1e-6, atol=1e-8)
 
 
-def test_two_networks_in_one_order_are_averaged_where_their_config_says_how(tmp_path: Path, registries: None):
+def test_two_networks_in_one_order_are_averaged_where_their_config_says_how(tmp_path: Path):
     keys = {"query.weight": (6, 4), "key.weight": (6, 4)}
     rule = "{head: 3, rows: [query.weight, key.weight]}"
     text = f"keys: {{query.weight: [6, 4], key.weight: [6, 4]}}, symmetries: {{'': [{rule}]}}"
@@ -184,7 +184,7 @@ def register_small_model_with_lora_files() -> None:
     register(from_yaml("identifier: small-lora\nadapter: {base: small-test, prefix: lora}"))
 
 
-def test_a_lora_is_added_to_the_base_at_a_strength_and_extracted(tmp_path: Path, registries: None):
+def test_a_lora_is_added_to_the_base_at_a_strength_and_extracted(tmp_path: Path):
     register_small_model_with_lora_files()
     model = {"w.weight": torch.randn(6, 4), "v.weight": torch.randn(3)}
     lora = {"lora_w.lora_up.weight": torch.randn(6, 2), "lora_w.lora_down.weight": torch.randn(2, 4)}
@@ -218,7 +218,7 @@ WITH_DATA = {"fisher", "rebasin_by_activations", "regmean", "stitch", "zipit"}
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*FORMULAS, *NETWORKS, *WITH_DATA}])
 def test_a_recipe_names_every_hyperparameter_of_its_method_and_merges_the_demo(name: str, tmp_path: Path):
-    recipe = composed(f"recipe={name}").recipe  # what the method computes, tests/test_parity.py says
+    recipe = composed(f"recipe={name}").recipe  # what the method computes, parity/test_oracles.py says
     signature = resolve_method(recipe.method).signature
 
     assert {s.name for s in signature.parameters if not s.is_model or s.required} <= recipe.keys()

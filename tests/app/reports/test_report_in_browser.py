@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, Browser
+from large_sweep import sweep
 
-from bench.browser import CHROMIUM, Browser
-from bench.page import sweep
 from mecha_exp.evaluation.outcomes import Outcomes
 from mecha_exp.report import Results, write_all
 from mecha_exp.report.verdict import verdict_of

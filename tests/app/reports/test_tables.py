@@ -8,7 +8,7 @@ from mecha_exp.runs.record import Record
 
 
 @pytest.fixture
-def swept(app, folder, no_figures):
+def swept(app, folder):
     """A sweep of two keys in the current folder."""
     outcome = app("alpha=0.3,0.5", "k=0.1,0.2", "output=none", "engine.workers=1", "name=two", "-m")
 

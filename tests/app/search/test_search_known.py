@@ -9,8 +9,6 @@ from two_experts import write_two_experts
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 @pytest.fixture
 def run(folder: Path, app):

@@ -47,7 +47,7 @@ def on_front(pairs: list[tuple[float, float]]) -> set[int]:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
-def test_the_front_is_chosen_on_validation_and_measured_on_test(search, app, folder, no_figures, sampler):
+def test_the_front_is_chosen_on_validation_and_measured_on_test(search, app, folder, sampler):
     outcome = search("sweep.trials=20", "sweep.batch=5", f"sweep.sampler={sampler}", "sweep.reference=[2,-2]")
 
     assert outcome.status == 0, outcome.err
@@ -67,7 +67,7 @@ def test_the_front_is_chosen_on_validation_and_measured_on_test(search, app, fol
     assert '"directions":[1,2]' in study  # minimise the first, maximise the second
 
 
-def test_members_of_the_front_are_named_by_their_folders(search, app, folder, no_figures):
+def test_members_of_the_front_are_named_by_their_folders(search, app, folder):
     assert search("sweep.trials=6", "hydra.sweep.dir=s").status == 0
     shutil.rmtree("s/0")  # as in a part of a shared search
     sweep = json.loads(Path("s/sweep.json").read_text())
@@ -154,6 +154,7 @@ def test_points_do_not_race_for_several_objectives(app, folder):
     assert "are chosen by evaluator.metric=accuracy/0_3,accuracy/7_9" in outcome.err.replace("\n", " ")
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_metric_of_a_task_has_the_direction_and_the_intervals_of_its_mean(app, folder):
     words = ("recipe=task_arithmetic", "alpha=0.2,0.4,0.6", "output=none", "-m")
     outcome = app(*words, "evaluator.metric=[accuracy/0_3,accuracy/7_9]")

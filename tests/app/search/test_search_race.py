@@ -19,7 +19,6 @@ from mecha_exp.evaluation.racing import Dropped
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 EXAMPLES = 320
 SEARCH = (
     *("sweep=search", "sweep.trials=16", "sweep.batch=8", "name=one", "hydra.sweep.dir=s"),

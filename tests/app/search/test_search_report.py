@@ -182,6 +182,7 @@ def test_other_sweeps_have_no_notes_of_a_search():
     )
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_search_of_the_demo_has_its_figures_and_says_what_it_gained(app, folder):
     words = ("recipe=ties", "alpha=interval(0,1.5)", "k=interval(0.05,1)", "output=none")
     outcome = app(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from programs import printed
 from sweep_folders import records, rows, sweep_of
 from two_experts import INPUTS, write_two_experts
 
@@ -25,7 +26,6 @@ from mecha_exp.errors import ConfigError, StoreError
 
 optuna = pytest.importorskip("optuna", minversion="4")
 
-REPOSITORY = Path(__file__).parents[3]
 SPACE = Space((Dimension("a", low=0, high=1),), {"": {"a": "0"}})
 
 
@@ -202,11 +202,7 @@ def measured(folder: Path) -> list[str]:
 
 def shared(folder: Path, url: str, words: list[str], kills: int, seed: int = 0) -> None:
     """Two processes search together; checks that they end with exactly the trials that were asked for."""
-    program = [sys.executable, str(REPOSITORY / "tests" / "search_sharing.py"), str(folder), str(seed)]
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [*program, str(kills), "2", *words, f"sweep.storage='{url}'"]
-    subprocess.run(command, env=environment, check=True, timeout=400)
+    printed("search_sharing", folder, seed, kills, 2, *words, f"sweep.storage='{url}'")
 
     storage = storage_of(url)
     trials = optuna.load_study(study_name="one", storage=storage).trials
@@ -316,7 +312,7 @@ def test_two_processes_share_a_study_in_mysql(folder, words, mysql, kills):
     shared(folder, mysql, words, kills)
 
 
-def test_a_single_process_has_the_whole_table_and_goes_on(folder, words, app, no_figures):
+def test_a_single_process_has_the_whole_table_and_goes_on(folder, words, app):
     words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
     first = app(*words, "sweep.trials=4", "sweep.storage=study.log")
     assert first.status == 0, first.err
@@ -332,9 +328,7 @@ def test_a_single_process_has_the_whole_table_and_goes_on(folder, words, app, no
     assert numbers == list(range(6))
 
 
-def test_a_process_that_comes_late_reports_nothing_and_the_whole_is_in_another_folder(
-    folder, words, app, no_figures
-):
+def test_a_process_that_comes_late_reports_nothing_and_the_whole_is_in_another_folder(folder, words, app):
     words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
     words += ["sweep.trials=4", "sweep.storage=study.log"]
     app(*words, "hydra.sweep.dir=x")
@@ -345,7 +339,7 @@ def test_a_process_that_comes_late_reports_nothing_and_the_whole_is_in_another_f
     assert json.loads((folder / "y" / "sweep.json").read_text())["points"] == 0
 
 
-def test_a_process_is_at_work_until_it_has_reported(folder, words, app, no_figures, monkeypatch):
+def test_a_process_is_at_work_until_it_has_reported(folder, words, app, monkeypatch):
     words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
     report, alive = loop.report_chosen, []
 
@@ -362,7 +356,7 @@ def test_a_process_is_at_work_until_it_has_reported(folder, words, app, no_figur
     assert not list(folder.glob("*study.log.*"))
 
 
-def test_what_others_ran_is_in_the_table_of_the_last_one(folder, words, app, no_figures):
+def test_what_others_ran_is_in_the_table_of_the_last_one(folder, words, app):
     words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
     storage = "sweep.storage=study.log"
     app(*words, "sweep.trials=3", storage, "hydra.sweep.dir=x")
@@ -373,7 +367,7 @@ def test_what_others_ran_is_in_the_table_of_the_last_one(folder, words, app, no_
     assert {path.parent.name for path in (folder / "x").glob("*/run.json")} == {"0", "1", "2"}
 
 
-def test_a_folder_of_a_search_without_storage_is_refused(folder, words, app, no_figures):
+def test_a_folder_of_a_search_without_storage_is_refused(folder, words, app):
     words = [word for word in words if not word.startswith(("tracking=", "sweep.trials="))]
     app(*words, "sweep.trials=2", "hydra.sweep.dir=x")
     outcome = app(*words, "sweep.trials=2", "hydra.sweep.dir=x", "sweep.storage=study.log")

@@ -38,11 +38,6 @@ SWEEP = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mecha_exp.app.sweep.summary.write_all", lambda *about: [])
-
-
 @pytest.fixture
 def points(app, folder):
     """Runs the sweep with a launcher; returns its exit status and its points."""

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.libraries
 
 
 @pytest.fixture(params=LIBRARIES)
-def launcher(request, folder, no_figures) -> tuple[str, ...]:
+def launcher(request, folder) -> tuple[str, ...]:
     """Words for a launcher on this machine: two processes, or four workers of Slurm or Ray."""
     pytest.importorskip(LIBRARIES[request.param])
     if request.param != "processes":
@@ -143,7 +143,7 @@ def test_the_table_of_a_sweep_in_shares_is_shown_while_it_runs(launcher, app, fo
     assert rows(while_running).items() < rows(complete).items()
 
 
-def test_the_batches_of_a_search_are_shares(app, folder, no_figures, fresh_ray):
+def test_the_batches_of_a_search_are_shares(app, folder, fresh_ray):
     (folder / "noted.py").write_text(EVALUATOR)
     words = ("recipe=weighted_sum", "alpha=interval(0,1)", "sweep=search", "sweep.trials=6", "sweep.batch=3")
     more = ("output=none", "plugins=[noted.py]", "evaluator.name=noted", "hydra/launcher=ray")

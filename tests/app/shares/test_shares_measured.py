@@ -40,7 +40,7 @@ SWEEP = (
 
 
 @pytest.fixture(autouse=True)
-def evaluator(folder, no_figures) -> None:
+def evaluator(folder) -> None:
     (folder / "noted.py").write_text(EVALUATOR)
 
 

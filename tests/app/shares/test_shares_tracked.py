@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from noted_sweep import EVALUATOR, POINTS, SWEEP, assert_measured_once, await_records, records, started
 from sweep_folders import LIBRARIES
-
-from bench.tracking_server import TrackingServer
+from tracking_server import TrackingServer
 
 pytestmark = pytest.mark.libraries
 

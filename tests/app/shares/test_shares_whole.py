@@ -8,6 +8,7 @@ pytestmark = pytest.mark.libraries
 
 
 @pytest.mark.parametrize("launcher", LIBRARIES)
+@pytest.mark.usefixtures("figures")
 def test_a_sweep_in_shares_leaves_what_one_process_leaves_field_by_field(launcher, app, folder, request):
     pytest.importorskip(LIBRARIES[launcher])
     if launcher != "processes":

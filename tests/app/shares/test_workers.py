@@ -26,7 +26,7 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["alpha"]: row for row in csv.DictReader(file)}
 
 
-def test_workers_measure_what_one_process_measures_and_a_failing_point_fails_alone(app, folder, no_figures):
+def test_workers_measure_what_one_process_measures_and_a_failing_point_fails_alone(app, folder):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", "test_size"))
     sweep = (*SWEEP, "evaluator.name=test_size", "store=null")
 
@@ -44,11 +44,11 @@ def test_workers_measure_what_one_process_measures_and_a_failing_point_fails_alo
 
 @pytest.mark.parametrize(("setting", "expected"), [("store=null", 2), ("evaluator.workers=1", 0)])
 def test_the_next_model_goes_to_the_gpus_while_a_point_is_measured(
-    app, folder, no_figures, monkeypatch, setting, expected
+    app, folder, monkeypatch, setting, expected
 ):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", f"test_size_ahead_{expected}"))
     models = []
-    monkeypatch.setattr("mecha_exp.evaluators.common.transfers.expect", models.append)
+    monkeypatch.setattr("mecha_exp.evaluation.transfers.expect", models.append)
     sweep = ("recipe=weighted_sum", "alpha=0.1,0.3,0.4", "-m", "plugins=[size.py]", "output=none")
 
     outcome = app(*sweep, f"evaluator.name=test_size_ahead_{expected}", setting)
@@ -59,7 +59,7 @@ def test_the_next_model_goes_to_the_gpus_while_a_point_is_measured(
 
 
 @pytest.mark.parametrize("swept", [("recipe=weighted_sum", "alpha=0.1,0.3"), ("recipe=weighted_sum,slerp",)])
-def test_workers_start_before_their_models_are_merged(app, folder, no_figures, monkeypatch, swept):
+def test_workers_start_before_their_models_are_merged(app, folder, monkeypatch, swept):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", "test_size_early"))
     begun: list[object] = []
 
@@ -77,7 +77,7 @@ def test_workers_start_before_their_models_are_merged(app, folder, no_figures, m
     assert not begun
 
 
-def test_a_new_evaluator_measures_the_stored_models_of_a_sweep_with_workers(app, folder, no_figures):
+def test_a_new_evaluator_measures_the_stored_models_of_a_sweep_with_workers(app, folder):
     (folder / "size.py").write_text(PLUGIN.replace("NAME", "test_size_again"))
     sweep = ("recipe=weighted_sum", "alpha=0.1,0.3", "-m", "output=file")
     app(*sweep, "evaluator=none")

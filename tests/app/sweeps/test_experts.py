@@ -18,7 +18,6 @@ from mecha_exp.report.intervals import intervals
 from mecha_exp.report.sweep_results import results_of
 from mecha_exp.runs.sweep import Sweep
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 NAMES = ["expert_0_3", "expert_4_6", "expert_7_9"]
 MEASURED = ("recipe=task_arithmetic", "output=none")

@@ -34,7 +34,7 @@ EXAMPLES = 200
 
 
 @pytest.fixture
-def soup(folder: Path, app, no_figures):
+def soup(folder: Path, app):
     """Makes soups of four experts by whose mean each example is decided.
 
     Alone, `tiny` hits 1 example, `some` 60, `many` 100, `bad` none. `many`, `some` and `tiny` hit

@@ -3,8 +3,6 @@
 import csv
 import json
 import os
-import subprocess
-import sys
 import weakref
 from importlib import import_module, resources
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from programs import printed
 from safetensors.torch import load_file, save_file
 from sweep_folders import records, rows, sweep_of
 from two_experts import without, write_two_experts
@@ -31,7 +30,6 @@ from mecha_exp.runs.outcomes import read_outcomes
 from mecha_exp.sources.memory import MemorySource
 from mecha_exp.sources.source import infos_of
 
-REPOSITORY = Path(__file__).parents[3]
 PLUGIN = """
 from pathlib import Path
 from mecha_exp import evaluator, loss
@@ -69,7 +67,7 @@ def losses_of_plugins(monkeypatch):
 
 
 @pytest.fixture
-def learn(folder: Path, app, no_figures):
+def learn(folder: Path, app):
     """Learns the weights of two experts along two axes; each of two blocks has its own best ones."""
     models = dict(w.split("=", 1) for w in write_two_experts(folder, PLUGIN, (FIRST, SECOND)))
     usual = {
@@ -261,7 +259,7 @@ def test_an_interrupted_descent_goes_on_where_it_was(learn, folder, monkeypatch)
 
 
 @pytest.mark.heavy
-def test_the_same_seed_learns_the_same_from_validation_alone(app, folder, no_figures):
+def test_the_same_seed_learns_the_same_from_validation_alone(app, folder):
     usual = ("sweep=gradient", "recipe=task_arithmetic", "sweep.steps=4", "sweep.by=block", "output=none")
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         outcome = app(*usual, f"hydra.sweep.dir={name}", f"sweep.seed={seed}", "store=null")
@@ -408,6 +406,7 @@ def test_the_plan_says_that_more_points_follow(learn):
     assert "The sweep makes more points while it runs" in outcome.out
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_figure_has_the_loss_and_the_map_of_weights(app, folder):
     outcome = app(
         "sweep=gradient", "recipe=task_arithmetic", "sweep.steps=4", "sweep.by=block", "output=none"
@@ -433,12 +432,9 @@ def _vectors(base, *experts) -> TaskVectors:
 @pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_learning_that_is_killed_again_and_again_gives_the_undisturbed_weights(tmp_path: Path):
-    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py"), str(tmp_path), "0", "8"]
-    command = ["sweep=gradient", "recipe=task_arithmetic", "sweep.by=[expert,block]", "sweep.steps=300"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    words = ["sweep=gradient", "recipe=task_arithmetic", "sweep.by=[expert,block]", "sweep.steps=300"]
 
-    words = [*program, *command, "output=none", "tracking=none"]
-    subprocess.run(words, env=environment, check=True, timeout=400)
+    printed("sweep_killing", tmp_path, 0, 8, *words, "output=none", "tracking=none")
 
     sweeps = [
         next((tmp_path / name / "outputs" / "multiruns").iterdir()) for name in ("undisturbed", "disturbed")

@@ -12,6 +12,8 @@ from mecha_exp.runs.record import Record, load_all
 
 NOT_FINITE = ("nan", "inf", "-inf")
 MODELS = ("base", "expert", "point")
+KINDS = [("odd", model, number) for model in MODELS for number in NOT_FINITE]
+KINDS += [("odd_by_example", model, "nan") for model in MODELS]
 
 EVALUATOR = '''
 import numpy as np
@@ -83,9 +85,7 @@ def asked(evaluator, model, number, *words):
     ]
 
 
-@pytest.mark.parametrize("number", NOT_FINITE)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("evaluator", ["odd", "odd_by_example"])
+@pytest.mark.parametrize(("evaluator", "model", "number"), KINDS)
 def test_a_run_ends_and_its_row_says_nan(app, models, evaluator, model, number):
     outcome = app(*asked(evaluator, model, number, "alpha=0.3"))
     record = Record.load(models / "odd")
@@ -97,12 +97,14 @@ def test_a_run_ends_and_its_row_says_nan(app, models, evaluator, model, number):
     assert re.search(rf"^ *{rows[model]} +nan", outcome.out, re.M)
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    "sweep, number",
-    [*(("grid", n) for n in NOT_FINITE), *((sweep, "nan") for sweep in SWEEPS if sweep != "grid")],
+    ("sweep", "model", "number"),
+    [
+        *(("grid", *of) for of in zip(MODELS, NOT_FINITE, strict=True)),
+        *((sweep, model, "nan") for sweep in SWEEPS if sweep != "grid" for model in MODELS),
+    ],
 )
-def test_a_sweep_ends_and_table_shows_it_again(app, models, no_figures, sweep, model, number):
+def test_a_sweep_ends_and_table_shows_it_again(app, models, sweep, model, number):
     swept = app(*asked("odd", model, number, *SWEEPS[sweep], "-m"))
     again = app("table", "odd")
     as_json = app("table", "odd", "--json")
@@ -115,9 +117,8 @@ def test_a_sweep_ends_and_table_shows_it_again(app, models, no_figures, sweep, m
         assert all(type(v) is float for of in record.references.values() for v in of.values())
 
 
-@pytest.mark.parametrize("number", NOT_FINITE)
-@pytest.mark.parametrize("model", MODELS)
-def test_outcomes_that_are_not_finite_are_not_compared(app, models, no_figures, model, number):
+@pytest.mark.parametrize(("model", "number"), [*zip(MODELS, NOT_FINITE, strict=True)])
+def test_outcomes_that_are_not_finite_are_not_compared(app, models, model, number):
     swept = app(*asked("odd_by_example", model, number, "alpha=0.1,0.3", "-m"))
     again = app("table", "odd")
 

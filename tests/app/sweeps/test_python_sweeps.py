@@ -17,6 +17,7 @@ from mecha_exp.app.words.quotes import parse
 SHARED = {"recipe": "ties", "output": "none", "tracking": "none"}
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_sweep_of_python_is_the_sweep_of_the_command_line(app, folder: Path, capsys):
     done = me.sweep(SHARED, {"alpha": [0.3, 0.5]}, folder="python")
     said = capsys.readouterr().out

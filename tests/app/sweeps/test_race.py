@@ -15,7 +15,6 @@ from mecha_exp.cli import why
 from mecha_exp.errors import ConfigError
 from mecha_exp.runs.outcomes import POINT, outcomes_of_sweep
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 SWEEP = (
     "recipe=weighted_sum",
     "evaluator.name=test_racing",

@@ -14,13 +14,11 @@ import pytest
 
 from mecha_exp import Context, Outcomes, evaluator
 from mecha_exp.errors import ConfigError
-from mecha_exp.evaluation import all_evaluators
 from mecha_exp.report.protocol import current
 from mecha_exp.report.results import Results
 from mecha_exp.runs.outcomes import outcomes_of_sweep
 from mecha_exp.runs.record import Record
 
-pytestmark = pytest.mark.usefixtures("no_figures")
 NAMED = ("evaluator.name=test_parts", "evaluator.weight_stats=false", "-m")
 
 
@@ -273,14 +271,7 @@ def test_points_of_an_earlier_version_of_the_evaluator_are_not_shown():
     assert "measures it again" in str(results.records[1].error)
 
 
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
-
-
-def test_the_line_of_a_point_says_how_long_its_inputs_took(app, monkeypatch):
-    monkeypatch.setattr("mecha_exp.evaluation.registry._registry", all_evaluators())
-
+def test_the_line_of_a_point_says_how_long_its_inputs_took(app):
     @evaluator("test_slow", metric="m")
     def slow(state_dict):
         time.sleep(0.2)

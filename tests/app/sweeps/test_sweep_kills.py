@@ -3,14 +3,12 @@
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import printed
 from sweep_folders import mlflow_statuses
 
-REPOSITORY = Path(__file__).parents[3]
 POINTS = 30
 KILLS = 10
 CALLS = 8
@@ -26,12 +24,7 @@ COMMAND = (
 @pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_sweep_that_is_killed_again_and_again_gives_the_undisturbed_table(tmp_path: Path):
-    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_killing.py")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-
-    subprocess.run(
-        [*program, str(tmp_path), "0", str(KILLS), *COMMAND], env=environment, check=True, timeout=400
-    )
+    printed("sweep_killing", tmp_path, 0, KILLS, *COMMAND)
 
     disturbed = table(tmp_path / "disturbed")
     assert disturbed == table(tmp_path / "undisturbed")
@@ -44,14 +37,10 @@ def test_a_sweep_that_is_killed_again_and_again_gives_the_undisturbed_table(tmp_
 @pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_sweep_that_ends_at_any_call_goes_on_to_the_undisturbed_table(tmp_path: Path, fault: str):
-    program = [sys.executable, str(REPOSITORY / "tests" / "sweep_crash_points.py")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [*program, str(tmp_path), fault, str(CALLS), "alpha=0.2,0.5", *COMMAND[2:]]
+    words = (fault, CALLS, "alpha=0.2,0.5", *COMMAND[2:])
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580, check=False)
+    chosen = json.loads(printed("sweep_crash_points", tmp_path, *words, timeout=580))
 
-    assert done.returncode == 0, done.stderr
-    chosen = json.loads(done.stdout)
     assert len(chosen) > CALLS // 2
     undisturbed = table(tmp_path / "undisturbed")
     for at in map(str, chosen):

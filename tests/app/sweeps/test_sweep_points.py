@@ -8,8 +8,6 @@ import torch
 from safetensors.torch import load_file
 from sweep_folders import NONE, overrides, records, rows, sweep_of
 
-pytestmark = pytest.mark.usefixtures("no_figures")
-
 
 @pytest.mark.parametrize("launcher", ["onepass", "basic"])
 def test_each_of_several_recipes_gets_the_hyperparameters_that_it_has(app, folder, launcher):

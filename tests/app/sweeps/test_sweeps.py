@@ -4,15 +4,12 @@ import json
 import shutil
 import weakref
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sweep_folders import NONE, records, sweep_of
 
 from mecha_exp.app import batch
 from mecha_exp.checkpoint.transaction.lock import TargetLock
-
-pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def test_points_that_differ_in_anything_are_merged_in_one_pass(app, folder, passes_run):

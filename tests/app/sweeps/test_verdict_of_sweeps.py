@@ -189,6 +189,7 @@ def test_seeds_are_replicates_and_the_footnote_says_what_the_interval_covers():
     assert "over seeds alone" in spread and "examples is not in it" in spread
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_sweep_of_the_demo_leaves_its_verdict(app: Callable, folder: Path):
     outcome = app("recipe=task_arithmetic,ties", "alpha=0.3,0.9", "output=none", "-m")
 
@@ -274,6 +275,7 @@ def test_a_paper_table_by_other_keys_is_refused(app: Callable, folder: Path, for
     assert "--latex and --markdown show the best setting of each method" in refused
 
 
+@pytest.mark.usefixtures("figures")
 def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable, folder: Path):
     app("alpha=0.3,0.9", "output=none", "-m")
     (sweep_of(folder) / "outcomes.parquet").write_bytes(b"PAR1 and no more")
@@ -287,6 +289,7 @@ def test_outcomes_that_are_damaged_are_a_sentence_beside_the_table(app: Callable
     assert "accuracy" in outcome.out and "0.9" in outcome.out
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callable, folder: Path, monkeypatch):
     app("alpha=0.3,0.9", "output=none", "-m")
     sweep = Sweep.load(sweep_of(folder))
@@ -305,6 +308,7 @@ def test_the_table_of_a_large_sweep_that_runs_waits_for_no_outcomes(app: Callabl
     assert "Nothing is concluded" not in app("table").out
 
 
+@pytest.mark.usefixtures("figures")
 def test_a_sweep_that_goes_on_over_damaged_outcomes_shows_its_table(app: Callable, folder: Path):
     command = ("alpha=0.3,0.9", "output=none", "-m")
     app(*command)
@@ -322,6 +326,7 @@ def test_a_sweep_that_goes_on_over_damaged_outcomes_shows_its_table(app: Callabl
     assert outcome.status == 1
 
 
+@pytest.mark.usefixtures("figures")
 def test_the_files_of_a_complete_sweep_are_made_again(app: Callable, folder: Path):
     command = ("alpha=0.3,0.9", "output=none", "-m")
     app(*command)

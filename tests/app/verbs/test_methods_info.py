@@ -184,7 +184,6 @@ def test_the_example_of_a_method_of_layers_merges_models_that_have_some(tmp_path
 @pytest.mark.parametrize("name", ["balance_attention", "randperm"])
 def test_the_example_of_a_method_of_networks_merges_one_whose_config_is_known(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_REGISTERED", {})
     rule = "{head: 3, rows: [query.weight, key.weight]}"
     keys = "{query.weight: [6, 4], key.weight: [6, 4]}"
     text = f"identifier: tiny-test\ncomponents:\n  x: {{keys: {keys}, symmetries: {{'': [{rule}]}}}}"
@@ -206,7 +205,6 @@ def test_the_example_of_a_method_about_lora_files_merges_a_model_that_there_are_
     name, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_REGISTERED", {})
     registry.register(registry.from_yaml("identifier: wee-test\ncomponents: {x: {keys: {w.weight: [6, 4]}}}"))
     for name_of, how in (
         ("a", "prefix: lora"),

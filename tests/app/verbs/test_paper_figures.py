@@ -28,6 +28,7 @@ def sweep(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("width", "points"), [("3.25", 234), ("5.5", 396)])
+@pytest.mark.usefixtures("figures")
 def test_pdfs_have_the_width_of_the_column_and_no_fonts_that_conferences_refuse(app, sweep, width, points):
     outcome = app("figures", "--width", width, "--output", "to a paper")
 

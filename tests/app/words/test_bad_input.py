@@ -251,6 +251,7 @@ def test_nan_in_an_input_names_the_file_and_the_key(app, folder):
     assert not list(folder.rglob("outputs/**/*.safetensors"))
 
 
+@pytest.mark.usefixtures("figures")
 def test_one_bad_point_does_not_stop_the_others(app, folder):
     outcome = app("alpha=0.3,abc,0.5", "output=none", "-m")
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from mecha_exp.app.config.compose import CONFIG_NAME, Composer, composer_of
 from mecha_exp.app.config.execution import Callbacks, run_job, yaml_text
 from mecha_exp.app.config.grid import Grid
-from mecha_exp.app.config.jobs import Jobs, Scratch
+from mecha_exp.app.config.jobs import Composed, Jobs, Scratch
 from mecha_exp.app.config.overrides import parse_override
 from mecha_exp.app.main import main
 from mecha_exp.errors import ConfigError
@@ -192,7 +192,8 @@ def test_jobs_in_turn_have_nothing_of_the_one_before():
 
         for number, (index, job) in enumerate(jobs.in_turn(range(len(words)))):
             assert index == number
-            assert _everything(job) == _everything(jobs[number])
+            assert _everything(job.config) == _everything(jobs[number])
+            assert job.written == OmegaConf.to_container(job.config, enum_to_str=True)
 
 
 def test_points_in_turn_have_nothing_of_the_one_before():
@@ -246,7 +247,7 @@ def test_a_job_runs_as_hydra_runs_it(tmp_path: Path, monkeypatch, words: list[st
         theirs = hydra_utils.run_job(task, jobs[0], "hydra.sweep.dir", "hydra.sweep.subdir", context)
         seen_by_theirs, files = dict(seen), _files(tmp_path / "sweep")
         shutil.rmtree(tmp_path / "sweep")
-        result = run_job(jobs[0], task, callbacks)
+        result = run_job(Composed(jobs[0]), task, callbacks)
 
     assert (
         (result.return_value, result.overrides) == (theirs.return_value, theirs.overrides) == (0.3, JOBS[0])
@@ -270,7 +271,7 @@ def test_the_error_of_a_job_is_raised(tmp_path: Path, monkeypatch):
     with composer_of([]) as composer:
         job = jobs_of(composer, JOBS)[0]
         with pytest.raises(ZeroDivisionError, match="in the task"):
-            run_job(job, task, Callbacks(job))
+            run_job(Composed(job), task, Callbacks(job))
 
 
 VALUES = st.text() | st.floats(allow_nan=False) | st.integers() | st.none() | st.booleans()

@@ -46,7 +46,7 @@ def test_what_means_different_things_is_a_sentence_with_each_recipe(key, names):
     assert all(name in note for name in names)
 
 
-def test_plan_sweep_and_table_say_it(app, folder, no_figures):
+def test_plan_sweep_and_table_say_it(app, folder):
     words = ["recipe=ties,slerp", "alpha=0.3", "output=none", "evaluator=none", "name=two", "-m"]
 
     planned, swept, table = app("plan", *words[:-2], "-m"), app(*words), app("table", "two")

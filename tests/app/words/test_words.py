@@ -81,7 +81,7 @@ def test_the_weight_of_an_expert_goes_to_its_place(app, models):
     assert record["parameters"]["weights"] == [1.0, 0.5, 1.0]
 
 
-def test_a_star_stands_for_each_name_apart_from_those_that_are_set_alone(app, models, no_figures):
+def test_a_star_stands_for_each_name_apart_from_those_that_are_set_alone(app, models):
     words = [
         "recipe=task_arithmetic",
         "blocks.*=interval(0,1)",
@@ -372,6 +372,8 @@ def test_a_choice_that_is_no_name_is_answered_with_one(app, models, word):
     [
         ("models.dir=true", "models.dir: expected a text"),
         ("models.cache=[a]", "models.cache: expected a text"),
+        ("models.sets={a: [b]}", "models.sets: expected a list"),
+        ("tracking.uri=[a]", "tracking.uri: expected a text"),
         ("store={a: 1}", "store: expected a text"),
         ("hub=5", "hub: expected a mapping"),
         ("keys=[1,[2]]", "keys: expected kinds of keys"),

@@ -1,6 +1,8 @@
 """Folders and files that were written, in a form that tells whether two of them are the same."""
 
 import hashlib
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -12,3 +14,8 @@ def digest(path: Path) -> str:
 def names(folder: Path) -> list[str]:
     """The names of what lies in a folder, hidden files included."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def hash_of(groups: Iterable[Iterable[str]]) -> str:
+    """A hash of sets of keys, in whichever order they come."""
+    return hashlib.sha256(json.dumps(sorted(map(sorted, groups))).encode()).hexdigest()

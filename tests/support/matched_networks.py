@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import mecha_exp as m
 from mecha_exp.calibration import Request, Subject, calibrate
 from mecha_exp.checkpoint import open_stored
-from mecha_exp.evaluators.common.devices import one_thread
+from mecha_exp.system.cores import one_thread
 
-SOURCES = Path(__file__).parents[1] / "examples" / "mini8" / "sources.safetensors"
+SOURCES = Path(__file__).parents[2] / "examples" / "mini8" / "sources.safetensors"
 CONFIGS = """
 identifier: perceptron-test
 components:

@@ -22,7 +22,7 @@ from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.architectures.keys import KeyInfo
 from mecha_exp.families import tied_to, token_tables
 
-SAMPLE = Path(__file__).parent / "golden" / "families.json"
+SAMPLE = Path(__file__).parents[1] / "golden" / "families.json"
 
 MAPPINGS = {
     "base": "MODEL_MAPPING_NAMES",

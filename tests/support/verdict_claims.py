@@ -87,20 +87,20 @@ def detectable(kind: Compared, sweeps: int) -> list[str]:
     for against in ("base", None):
         random, smallest = np.random.default_rng(5), 0.05 if kind.binary else 0.15
         for _ in range(3):  # the spread of differences depends a little on the difference
-            shown = [_printed(kind.conclude(random, smallest), against) for _ in range(12)]
+            shown = [printed(kind.conclude(random, smallest), against) for _ in range(12)]
             smallest = float(np.mean(shown))
-        found = [_found(kind.conclude(random, smallest), against or "p0") for _ in range(sweeps)]
-        known = [each for each in found if each is not None]
+        seen = [found(kind.conclude(random, smallest), against or "p0") for _ in range(sweeps)]
+        known = [each for each in seen if each is not None]
         row += [f"{smallest:.3f}", f"{100 * float(np.mean(known)):.0f}"]
     return row
 
 
-def _printed(verdict: Verdict, against: str | None) -> float:
+def printed(verdict: Verdict, against: str | None) -> float:
     assert verdict.cost is not None
     return next(d.difference for d in verdict.cost.detectable if d.against == against)
 
 
-def _found(verdict: Verdict, against: str) -> bool | None:
+def found(verdict: Verdict, against: str) -> bool | None:
     """Whether the difference of the first point is found; None where another point was chosen."""
     if verdict.selected is None or verdict.selected.point != "p0":
         return None

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parity.mergekit_configs import TOKENS, model_config, models, write_models
+from tests.support.mergekit_configs import TOKENS, model_config, models, write_models
 
 WORDS = [f"t{number}" for number in range(TOKENS)]
 CHAT = ["<|user|>", "<|end|>"]

@@ -13,7 +13,7 @@ import mecha_exp as m
 from mecha_exp.methods.adapters import kronecker_factors, lora_factors
 from parity.adapters import CONFIGS, ROWS, difference, files, text
 
-GOLDEN = load_file(Path(__file__).with_name("golden") / "sd-mecha-adapters.safetensors")
+GOLDEN = load_file(Path(__file__).parents[1] / "tests" / "golden" / "sd-mecha-adapters.safetensors")
 OPTIONS = m.EngineOptions(compute_dtype=torch.float64)
 
 

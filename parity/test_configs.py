@@ -13,7 +13,9 @@ from mecha_exp.architectures import resolve, views
 from mecha_exp.architectures.lora import ALPHA, LOKR, LORA
 from parity.configs import CONVERSIONS, digest
 
-GOLDEN = json.loads((Path(__file__).with_name("golden") / "model_configs.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "tests" / "golden" / "model_configs.json").read_text(encoding="utf-8")
+)
 POSITIONS = ".text_model.embeddings.position_ids"
 MORE = {
     "sd1-kohya": {f"te{POSITIONS}"},

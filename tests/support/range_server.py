@@ -1,6 +1,6 @@
 """A web server with ranges on the loopback: it counts what it sends, can be slow, and misbehaves on request.
 
-    python -m bench.range_server FOLDER --rate 100e6 --latency 0.05
+    python -m tests.support.range_server FOLDER --rate 100e6 --latency 0.05
 
 prints its address, and serves until it is killed.
 """

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 EVALUATOR = '''
 import os, signal, time

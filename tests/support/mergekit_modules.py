@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from parity.mergekit_configs import noise
+from tests.support.mergekit_configs import noise
 
 WIDTH, INNER, TOKENS = 8, 16, 16
 

@@ -13,7 +13,7 @@ import mecha_exp as m
 from parity.inputs import plain_inputs
 from parity.our_texts import ODD, A, B, C, recipes
 
-TEXTS = Path(__file__).with_name("golden") / "texts"
+TEXTS = Path(__file__).parents[1] / "tests" / "golden" / "texts"
 MERGED = load_file(TEXTS / "merged.safetensors")
 OPTIONS = m.EngineOptions(compute_dtype=torch.float64)
 

@@ -26,7 +26,8 @@ from crash_points import GONE, Fault, content
 
 import mecha_exp
 from mecha_exp import cli
-from mecha_exp.cli import VERBS
+from mecha_exp.cli import GROUP, VERBS
+from mecha_exp.entry_points import announced
 from mecha_exp.method_api.registry import all_methods
 
 PACKAGE = str(Path(mecha_exp.__file__).parent)
@@ -131,7 +132,7 @@ def prepare(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    sys.path.insert(0, str(Path(__file__).parent / "adapters"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
     from peft_tensors import SHAPES, O, Q, lora, rand
 
     from mecha_exp import parameter, serialize, weighted_sum
@@ -249,6 +250,8 @@ def _require(start: dict[str, Any]) -> None:
 
 def main(folder: Path, count: int, names: Sequence[str]) -> None:
     all_methods()
+    for entry in announced(GROUP).values():
+        entry.load()
     for module in ("app.main", "peft.merge", "engine.merge", "report", *(f"cli.{verb}" for verb in VERBS)):
         importlib.import_module(f"mecha_exp.{module}")  # once, and not in every child
     os.environ["MECHA_EXP_CACHE"] = "off"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from parity.mergekit_configs import write_models
+from tests.support.mergekit_configs import write_models
 
 PROMPTS = """\
   - source_model: a

@@ -7,7 +7,7 @@ is prepared, once for each set of values, and kept in `outputs/statistics` by a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,31 +38,27 @@ _OWN = {
 """What each kind of measurement is given."""
 
 
-def with_measured(recipe: Any, folders: Sequence[Path]) -> Any:
-    """A configured recipe with the files of statistics in the places that say how they are measured.
+def measured_files(mapping: Mapping[str, Any], folders: Sequence[Path]) -> list[str]:
+    """The files of statistics that a mapping asks for, which are measured where they are missing.
 
     Args:
-        recipe: the `recipe` of a resolved configuration.
+        mapping: of a resolved configuration, with the word `CALIBRATE`.
         folders: where models are looked for, after the current folder.
 
     Raises:
         ConfigError: everything that is wrong with a measurement.
         MechaError: a model is missing, or the measurement fails.
     """
-    return _replaced(recipe, lambda mapping: [str(path) for path in _measured(mapping, folders)])
-
-
-def without_measured(recipe: Any) -> Any:
-    """A configured recipe with no files in the places that say how statistics are measured."""
-    return _replaced(recipe, lambda mapping: [])
-
-
-def _replaced(value: Any, files: Callable[[Mapping[str, Any]], list[str]]) -> Any:
-    if isinstance(value, Mapping):
-        if CALIBRATE in value:
-            return files(value)
-        return {key: _replaced(item, files) for key, item in value.items()}
-    return [_replaced(item, files) for item in value] if isinstance(value, list | tuple) else value
+    measurement = _read(mapping, folders)
+    paths = [measurement.path(index) for index in range(len(measurement.models))]
+    if not all(path.exists() for path in paths):
+        measure = {"along_merge": _measure_along_merge, "scaled": _measure_scaled}[measurement.kind]
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        folder = paths[0].parent  # another process may measure the same
+        with exclusive(folder, partial(_newest, folder)):
+            if not all(path.exists() for path in paths):
+                measure(measurement, paths)
+    return [str(path) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -132,21 +128,6 @@ class _Measurement:
         texts = {name: self.settings[name] for name in _TEXTS if name in self.settings}
         count, module = self.settings.get("count"), self.settings.get("module")
         return load_subject(stored, self.data[index], module, count, **texts)
-
-
-def _measured(mapping: Mapping[str, Any], folders: Sequence[Path]) -> list[Path]:
-    """The files of statistics that a mapping asks for, which are measured where they are missing."""
-    measurement = _read(mapping, folders)
-    paths = [measurement.path(index) for index in range(len(measurement.models))]
-    if all(path.exists() for path in paths):
-        return paths
-    measure = {"along_merge": _measure_along_merge, "scaled": _measure_scaled}[measurement.kind]
-    paths[0].parent.mkdir(parents=True, exist_ok=True)
-    folder = paths[0].parent  # another process may measure the same
-    with exclusive(folder, partial(_newest, folder)):
-        if not all(path.exists() for path in paths):
-            measure(measurement, paths)
-    return paths
 
 
 def _newest(folder: Path) -> int:

@@ -15,7 +15,9 @@ from mecha_exp.sources.format_view import ConvertedSource
 from mecha_exp.sources.memory import MemorySource
 from parity.pipelines import FORMATS, digest, small_model
 
-GOLDEN = json.loads((Path(__file__).with_name("golden") / "pipelines.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "tests" / "golden" / "pipelines.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("single", FORMATS)

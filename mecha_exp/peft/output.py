@@ -10,16 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from mecha_exp.architectures.lora import LORA_DELTA
-from mecha_exp.engine import EngineOptions, Job, merge_many
+from mecha_exp.app.outputs.makers import adapted
+from mecha_exp.engine import EngineOptions
 from mecha_exp.errors import ConfigError
-from mecha_exp.graph.nodes import ModelNode, call
 from mecha_exp.peft.extraction import extract_adapter, require_rank
 from mecha_exp.peft.writer import require_adapter_folder
 from mecha_exp.sources.search import find_model
 
 RANK = "rank"
-"""The setting of an output that makes it an adapter."""
+"""The setting of an output that makes it an adapter: the name of the entry point."""
 DEFAULT_FOLDER = "adapter"
 
 
@@ -41,6 +40,11 @@ class AdapterOutput:
     modules_to_save: tuple[str, ...]
     leave_out: tuple[str, ...]
     options: EngineOptions
+
+    @property
+    def summary(self) -> str:
+        """Its name and its rank."""
+        return f"adapter  {self.path.name}, of rank {self.rank} at most"
 
     def write(self, merged: Mapping[str, Tensor]) -> dict[str, float]:
         """Write the adapter of a merged model; returns its rank and the relative error that this costs.
@@ -74,16 +78,8 @@ class AdapterOutput:
             return again.model(again.path)
 
 
-def adapted(base: Path, adapter: Path, options: EngineOptions) -> dict[str, Tensor]:
-    """A base with what an adapter adds, in the dtypes of the base."""
-    node = ModelNode(str(base))
-    model: dict[str, Tensor] = {}
-    merge_many([Job(node + call(LORA_DELTA, ModelNode(str(adapter)), node), model)], options)
-    return model
-
-
-def adapter_output(config: Mapping[str, Any], folder: Path, options: EngineOptions) -> AdapterOutput | None:
-    """The adapter that a configuration asks for; None if its output is a model.
+def adapter_output(config: Mapping[str, Any], folder: Path, options: EngineOptions) -> AdapterOutput:
+    """The adapter that a configuration asks for.
 
     Args:
         config: the resolved configuration of a point.
@@ -94,8 +90,6 @@ def adapter_output(config: Mapping[str, Any], folder: Path, options: EngineOptio
         CheckpointError: the base does not exist, or the path holds something other than an adapter.
     """
     output = config["output"]
-    if RANK not in output:
-        return None
     require_rank(output[RANK], "output.rank")
     base = output.get("base")
     if not isinstance(base, str):
