@@ -207,7 +207,7 @@ def test_importing_the_package_costs_nothing():
     assert not modules & {"torch", "numpy", "numba", "hydra", "omegaconf", "mlflow", "matplotlib"}
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *VERBS, "adapters", "comfyui", "push"])
 def test_asking_for_help_costs_little(verb):
     modules = imported("-m", "mecha_exp", *verb.split(), "--help")
 

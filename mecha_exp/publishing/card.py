@@ -81,6 +81,7 @@ def _common_licence(inputs: Sequence[Input]) -> Licence | None:
 
 def _method_lines(recipe: Node) -> Iterator[str]:
     calls = calls_of(recipe)[::-1]
+    calls.sort(key=lambda call: call.method.identifier == "cast")  # what rounds the result comes last
     yield "## Method\n"
     if not calls:
         yield "One model, unchanged.\n"

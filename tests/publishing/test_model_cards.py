@@ -67,6 +67,15 @@ def test_a_card_says_what_a_folder_was_made_of(two: list[str], tmp_path: Path):
     assert "The model" not in text, "the card of an input describes the input"
 
 
+def test_a_card_describes_the_method_and_not_the_rounding_of_its_result(two: list[str]):
+    models = [{"model": "b", "parameters": {"weight": 0.5, "density": 0.5}}]
+    ties = {"merge_method": "ties", "base_model": "a", "models": models, "dtype": "float32"}
+    merge(from_mergekit(ties), "merged")
+
+    text = card_of(Path("merged"))
+    assert text.index("`ties`: ") < text.index("| `ties`") < text.index("| `cast`")
+
+
 def test_the_same_merge_has_the_same_card(two: list[str]):
     for output in ("first", "second"):
         merge(weighted_sum(*two, alpha=0.3), output)
