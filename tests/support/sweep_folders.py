@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mecha_exp.report import CSV_FILE, Results
 from mecha_exp.report.export import write_csv
+from mecha_exp.report.verdict import VERDICT_FILE, write_verdict
 
 NONE = ("output=none", "evaluator=none", "-m")
 """Points that are merged and no more."""
@@ -20,8 +21,9 @@ def sweep_of(folder: Path) -> Path:
 
 
 def write_table(results: Results, command: Sequence[str], folder: Path) -> list[Path]:
-    """The table alone, in place of all files that a sweep ends with."""
+    """The table and the verdict alone, in place of all files that a sweep ends with."""
     write_csv(results, folder / CSV_FILE)
+    write_verdict(results, folder / VERDICT_FILE)
     return [folder / CSV_FILE]
 
 
