@@ -3,9 +3,6 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import method_cases
-import test_method_formulas
-import test_methods
 import torch
 
 import mecha_exp as m
@@ -14,6 +11,7 @@ from mecha_exp.graph.nodes import MergeNode, walk
 from mecha_exp.method_api.registry import BUILTIN_METHODS, all_methods
 from parity.inputs import inputs
 from parity.recipes import RECIPES
+from tests.support import first_formulas, formulas, method_cases
 
 BUILT_IN = {x.identifier for x in all_methods() if x.__wrapped__.__module__.startswith(BUILTIN_METHODS)}
 ELSEWHERE = {
@@ -86,8 +84,8 @@ def methods_in(recipes: Iterable[m.Node]) -> set[str]:
 def test_every_method_is_compared_with_an_oracle_or_a_formula():
     models = [m.model(model) for model in inputs(torch.float32)]
     with_oracle = [recipe(*models) for recipe in RECIPES.values()]
-    with_formula = [recipe(models) for recipe, _ in test_method_formulas.CASES.values()]
-    with_formula += [case.recipe(*models[:3]) for case in test_methods.CASES.values()]
+    with_formula = [recipe(models) for recipe, _ in formulas.CASES.values()]
+    with_formula += [case.recipe(*models[:3]) for case in first_formulas.CASES.values()]
 
     compared = methods_in([*with_oracle, *expand(with_oracle), *with_formula])
 
@@ -96,7 +94,7 @@ def test_every_method_is_compared_with_an_oracle_or_a_formula():
 
 def test_what_is_tested_elsewhere_is_named_there():
     for method, where in ELSEWHERE.items():
-        tests = Path(__file__).parent
+        tests = Path(__file__).parents[1] / "tests"
         (path,) = [tests.parent / f"{where}.py"] if "/" in where else tests.rglob(f"{where}.py")
         assert method in path.read_text(encoding="utf-8")
 
