@@ -317,7 +317,7 @@ def _reader_of(hint: Any, foreign: bool) -> Reader:
         kinds = [_reader_of(argument, foreign) for argument in arguments if argument is not NoneType]
         return _union_reader(kinds, NoneType in arguments)
     if origin in (dict, Mapping):
-        return _mapping_reader(_reader_of(arguments[-1], foreign))
+        return _mapping_reader(*(_reader_of(argument, foreign) for argument in arguments))
     if origin is tuple and arguments[-1] is not Ellipsis:
         return _tuple_reader([_reader_of(argument, foreign) for argument in arguments])
     if origin in (list, tuple, Sequence):
@@ -344,8 +344,8 @@ def _union_reader(readers: Sequence[Reader], is_optional: bool) -> Reader:
     return read
 
 
-def _mapping_reader(item: Reader) -> Reader:
-    return lambda value: {intern(_plain(str, name)): item(each) for name, each in _plain(dict, value).items()}
+def _mapping_reader(key: Reader, item: Reader) -> Reader:
+    return lambda value: {key(name): item(each) for name, each in _plain(dict, value).items()}
 
 
 def _list_reader(item: Reader, kind: type) -> Reader:

@@ -53,7 +53,7 @@ class _Settings:
 
     models: _Models | None = None
     engine: dict[str, Any] | None = None
-    blocks: dict[str, Any] | None = None
+    blocks: dict[Any, Any] | None = None  # whose names may be numbers
     output: dict[str, Any] | None = None
     evaluator: dict[str, Any] | None = None
     tracking: _Tracking | None = None

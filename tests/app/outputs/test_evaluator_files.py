@@ -37,7 +37,7 @@ def draws() -> None:
 
 @pytest.mark.usefixtures("figures")
 def test_files_are_stored_shown_and_logged_and_served_without_measuring(app, folder, draws, monkeypatch):
-    monkeypatch.setattr("mecha_exp.report.draw_figures", lambda *rest: [])  # tested elsewhere
+    monkeypatch.setattr("mecha_exp.report.files.draw_figures", lambda *rest: [])  # tested elsewhere
     command = (
         "alpha=0.2,0.6,0.4",
         "output=none",
