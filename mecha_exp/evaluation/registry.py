@@ -97,9 +97,9 @@ def evaluator(
 
     The function's first parameter is the state dict (key to tensor), which it must not change. The others are
     set by the keys of the configuration's `evaluator`, are checked against their annotations (`int`, `float`,
-    `str`, `bool`, `Path`, lists and mappings of them, unions and None), and have their defaults. A `Path` must
-    exist, and its content counts like `data`; so does that of a text that is the name of a file. A parameter
-    named `context` receives a `Context`.
+    `str`, `bool`, `Path`, lists and mappings of them, unions and None), and have their defaults. A `Path`
+    must exist, and its content counts like `data`; so does that of a text that is the name of a file. A
+    parameter named `context` receives a `Context`.
 
     Raises:
         ConfigError: the direction is unknown, `metric` is not a name for a number, a parameter has the name
