@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mecha_exp.architectures import Detection, ModelConfig, candidates, closest, detect
+from mecha_exp.architectures.anatomy import Anatomy
 from mecha_exp.architectures.keys import is_stack
 from mecha_exp.checkpoint import StateDictSource, TensorInfo, is_arithmetic, torch_dtype
 from mecha_exp.checkpoint.model import ADAPTER_CONFIG
@@ -33,10 +34,13 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
     detection = _detected(infos, anomalies)
     config = detection.config
     names = {key: detection.renamed.get(key, key) for key in infos}
-    blocks = {config.block_of(name) for name in names.values() if name in config.keys()}
+    anatomy = Anatomy({name: infos[key] for key, name in names.items()}, config)
+    placed = {*anatomy.keys} - {*anatomy.unplaced}
+    blocks = {anatomy.blocks[name] for name in placed}
     if (quantisation := quantisation_of(model)) is not None:
         anomalies.append(f"quantised: {quantisation}. {_reading_of(model)}")
-    anomalies += _anomalies(infos, detection)
+    more = [key for key in detection.extra if names[key] in placed]
+    anomalies += _anomalies(infos, detection, more)
     stacked = _stacked(infos, names, config, anomalies)
     if deep:
         anomalies += _nonfinite(model)
@@ -46,11 +50,12 @@ def describe_model(model: StateDictSource, deep: bool = False) -> dict[str, Any]
         "sizes": config.sizes,
         "keys": len(infos),
         "bytes": sum(model.info(key).nbytes for key in model.keys()),
-        "components": _components(infos, names, config),
+        "components": _components(infos, {key: _part(anatomy, name) for key, name in names.items()}),
         "absent": list(detection.absent),
         "missing": list(detection.missing),
         "stacked": stacked,
         "extra": list(detection.extra),
+        "placed": more,
         "renamed": len(detection.renamed),
         "blocks": [block for block in config.blocks() if block in blocks],
         "recipe": model.metadata.get(METADATA_KEY),
@@ -78,13 +83,15 @@ def _sentence(data: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _components(
-    infos: Mapping[str, TensorInfo], names: Mapping[str, str], config: ModelConfig
-) -> dict[str, dict[str, Any]]:
-    """The sizes and dtypes of each component; `names` are the config's for the keys."""
+def _part(anatomy: Anatomy, name: str) -> str:
+    """The component of a key."""
+    return "(unknown)" if name in anatomy.unplaced else anatomy.components[name]
+
+
+def _components(infos: Mapping[str, TensorInfo], part_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The sizes and dtypes of each component."""
     parts: dict[str, list[str]] = {}
-    for key, name in names.items():
-        part = config.component_of(name) if name in config.keys() else "(unknown)"
+    for key, part in part_of.items():
         parts.setdefault(part, []).append(key)
     return {
         part: {
@@ -139,11 +146,12 @@ def _detected(infos: Mapping[str, Any], anomalies: list[str]) -> Detection:
         return candidates(infos)[0]
 
 
-def _anomalies(infos: Mapping[str, Any], detection: Detection) -> list[str]:
+def _anomalies(infos: Mapping[str, Any], detection: Detection, placed: Sequence[str]) -> list[str]:
+    """What is odd; keys beside those of the config that lie in its layers are not."""
     anomalies = [] if detection.is_known else list(_nearest_config(infos))
     if missing := detection.missing:
         anomalies.append(f"{counted(len(missing), 'key is', 'keys are')} missing: {some(missing, 3)}")
-    if extra := detection.extra:
+    if extra := [key for key in detection.extra if key not in placed]:
         anomalies.append(f"{counted(len(extra), 'key does', 'keys do')} not belong to it: {some(extra, 3)}")
     empty = [key for key, info in infos.items() if info.numel == 0]
     if empty:
@@ -192,6 +200,9 @@ def show_model(data: Mapping[str, Any]) -> None:
         rows.add_row(name, f"{part['keys']:,}", parameters, human_bytes(part["bytes"]), dtypes)
     stdout.print(rows)
     print_line(f"blocks: {' '.join(data['blocks'])}")
+    if data["placed"]:
+        keys = counted(len(data["placed"]), "more key", "more keys")
+        print_line(f"its layers have {keys} than {data['config']} lists: {some(data['placed'], 3)}")
     if data["stacked"]:
         counts = " or ".join(map(str, sorted(set(data["stacked"].values()))))
         keys = counted(len(data["stacked"]), "key holds", "keys hold")

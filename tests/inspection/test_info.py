@@ -94,6 +94,18 @@ def test_info_names_stacks_of_experts_and_what_looks_like_one(run, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "more", ["self_attn.q_proj.bias", "self_attn.k_norm.weight", "pre_feedforward_layernorm.weight"]
+)
+def test_what_families_like_llama_have_besides_is_of_its_layers_and_not_odd(run, llama, more):
+    save_file({**llama, f"model.layers.0.{more}": torch.zeros(8)}, "like.safetensors")
+
+    _, said = run("info", "like.safetensors")
+
+    assert f"its layers have 1 more key than llama-hf lists: model.layers.0.{more}" in said
+    assert "odd:" not in said and "(unknown)" not in said
+
+
 def test_info_says_what_is_odd_and_reads_the_numbers_only_when_asked(run, llama, tmp_path):
     llama["model.norm.weight"][1] = float("nan")
     del llama["model.layers.1.mlp.up_proj.weight"]
