@@ -13,7 +13,7 @@ import pytest
 from buckets import bucket, s3_client, s3_server  # noqa: F401
 from hypothesis import settings
 from outcome import Outcome
-from programs import ENVIRONMENT
+from programs import environment
 from safetensors.torch import save_file
 from state_dicts import StateDict, random_model
 from wheels import installed, source, wheel  # noqa: F401
@@ -113,9 +113,9 @@ def as_a_user() -> Callable[..., Outcome]:
     """Runs the application in a process of its own."""
 
     def run(*arguments: str, cwd: Path) -> Outcome:
-        environment = {**ENVIRONMENT, "COLUMNS": "100"}
+        variables = {**environment(), "COLUMNS": "100"}
         command = [sys.executable, "-m", "mecha_exp", *arguments]
-        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=180)
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -44,12 +44,14 @@ def model_card(recipe: Node, settings: Settings) -> bytes:
     Raises:
         CheckpointError: an input does not exist or cannot be read.
     """
+    calls = calls_of(recipe)[::-1]
+    calls.sort(key=lambda call: call.method.identifier == "cast")  # what rounds the result comes last
     inputs = inputs_of(recipe, settings.options.model_dirs, settings.contents)
     front_matter = yaml.safe_dump(_front_matter(inputs), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front_matter}---\n",
-        f"# Merge of {_names([markdown_text(each.name) for each in inputs])}\n",
-        "\n".join(_method_lines(recipe)),
+        f"# Merge of {_names([markdown_text(each.name) for each in inputs])}{_by_method(calls)}\n",
+        "\n".join(_method_lines(calls)),
         "\n".join(_input_lines(inputs)),
         "\n".join(_recipe_lines(recipe, settings)),
         "\n".join(_setting_lines(settings)),
@@ -79,9 +81,14 @@ def _common_licence(inputs: Sequence[Input]) -> Licence | None:
     return licence if licence and licence.word else None
 
 
-def _method_lines(recipe: Node) -> Iterator[str]:
-    calls = calls_of(recipe)[::-1]
-    calls.sort(key=lambda call: call.method.identifier == "cast")  # what rounds the result comes last
+def _by_method(calls: Sequence[MergeNode]) -> str:
+    """The words of the title for the method that papers name, or for the only one."""
+    names = [call.method.title for call in calls if call.method.title]
+    names += [call.method.identifier for call in calls] if len(calls) == 1 else []
+    return f" by {markdown_text(names[0])}" if names else ""
+
+
+def _method_lines(calls: Sequence[MergeNode]) -> Iterator[str]:
     yield "## Method\n"
     if not calls:
         yield "One model, unchanged.\n"

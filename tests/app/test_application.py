@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ENVIRONMENT
+from programs import environment
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sweep_folders import only_run
@@ -326,7 +326,7 @@ def test_the_dashboard_answers_and_ends_with_its_parent(app, folder, free_port, 
     command = [sys.executable, "-m", "mecha_exp", "ui", "--port", str(free_port)]
 
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as server:
         try:
             answer = _first_answer(f"http://127.0.0.1:{free_port}/health")

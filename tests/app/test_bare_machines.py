@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import ENVIRONMENT
+from programs import environment
 from safetensors.torch import load_file
 
 COMMAND = [sys.executable, "-m", "mecha_exp", "recipe=weighted_sum", "engine.fuse=always"]
@@ -20,14 +20,14 @@ def started(tmp_path):
     """Starts the application with other environment variables (None: without) or a limit of open files."""
 
     def start(files: int | None = None, **changes: str | None) -> subprocess.CompletedProcess[str]:
-        environment = {**ENVIRONMENT, **changes}
+        variables = {**environment(), **changes}
         for name in ("MECHA_EXP_CACHE", "XDG_CACHE_HOME"):
-            environment.pop(name, None)
+            variables.pop(name, None)
         limited = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *COMMAND] if files else COMMAND
         return subprocess.run(
             limited,
             cwd=tmp_path,
-            env={name: value for name, value in environment.items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
             capture_output=True,
             text=True,
             timeout=200,

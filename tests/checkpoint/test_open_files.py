@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from programs import ENVIRONMENT
+from programs import environment
 from safetensors.torch import save_file
 
 pytest.importorskip("resource", reason="Windows has no such limit")
@@ -34,7 +34,7 @@ def merge_under_limits(tmp_path):
     def run(soft: int, hard: int) -> str:
         words = [sys.executable, "-c", PROGRAM, str(soft), str(hard)]
         done = subprocess.run(
-            words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+            words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300
         )
         return done.stdout or done.stderr
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ENVIRONMENT, printed, program
+from programs import environment, printed, program
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from written import digest, names
@@ -411,14 +411,16 @@ def test_a_write_limit_is_an_error(folder: Path) -> None:
 
 def in_process(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.contextmanager
 def endless_merge(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A merge that has made `DONE` keys, and will not come further."""
     words, pipe = program("endless", 21, *arguments), subprocess.PIPE
-    with subprocess.Popen(words, env=ENVIRONMENT, cwd=folder, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        words, env=environment(), cwd=folder, stdout=pipe, stderr=pipe, text=True
+    ) as process:
         try:
             assert process.stdout is not None and process.stderr is not None
             assert process.stdout.readline() == "begun\n", process.stderr.read()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from programs import ENVIRONMENT
+from programs import environment
 
 from mecha_exp.examples.mini8.tasks import tasks
 from mecha_exp.runs.outcomes import OUTCOMES_FILE, read_outcomes
@@ -17,7 +17,7 @@ from mecha_exp.verdict import Candidate, conclude
 @pytest.mark.heavy
 def test_the_small_bench_has_the_structure_of_the_published_one(tmp_path: Path):
     command = [sys.executable, "-m", "mecha_exp", "experiment=mini8_small", "tracking=none"]
-    subprocess.run(command, cwd=tmp_path, check=True, env=ENVIRONMENT)
+    subprocess.run(command, cwd=tmp_path, check=True, env=environment())
 
     (sweep,) = (tmp_path / "outputs" / "multiruns").iterdir()
     made = [json.loads(path.read_text()) for path in sweep.glob("*/run.json")]

@@ -58,7 +58,7 @@ def test_a_card_says_what_a_folder_was_made_of(two: list[str], tmp_path: Path):
         "license": "apache-2.0",
         "tags": ["merge", "mecha_exp"],
     }
-    assert "# Merge of a and b\n" in text
+    assert "# Merge of a and b by Weighted sum\n" in text
     assert "| `weighted_sum` | alpha = 0.3 |" in text
     weights = hashlib.sha256(Path("a/model.safetensors").read_bytes()).hexdigest()
     content = hashlib.sha256(json.dumps([["model.safetensors", weights]]).encode()).hexdigest()
@@ -128,7 +128,7 @@ def test_the_current_folder_has_its_name_in_a_card(two: list[str], monkeypatch: 
 
     merge(weighted_sum(".", "../b", alpha=0.3), "../merged")
 
-    assert "# Merge of a and b\n" in card_of(Path("../merged"))
+    assert "# Merge of a and b by Weighted sum\n" in card_of(Path("../merged"))
 
 
 def test_a_merge_that_fails_leaves_the_card_of_the_model_that_stays(two: list[str], tmp_path: Path):
@@ -227,7 +227,7 @@ def test_models_of_the_hub_are_linked(tmp_path: Path):
     entries = front_matter_of(tmp_path / "merged" / "README.md")
     assert entries["base_model"] == ["org/name"] and entries["base_model_relation"] == "merge"
     assert "| org/name at `0123abcd` | unknown |" in card_of(tmp_path / "merged")
-    assert "# Merge of org/name and local\n" in card_of(tmp_path / "merged")
+    assert "# Merge of org/name and local by Weighted sum\n" in card_of(tmp_path / "merged")
 
 
 def test_a_model_in_memory_has_no_path_to_name(two: list[str]):

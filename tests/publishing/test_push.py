@@ -153,7 +153,7 @@ def test_an_upload_is_shown_and_not_done(merged: Path, hub: Hub, app):
     for name in ("README.md", "config.json", "model.safetensors"):
         assert re.search(rf"{re.escape(name)}\s+[\d.]+ k?B", outcome.out)
     assert "to me/merged (private, if it is new): 3 files" in outcome.out
-    assert "commit: Merge of a and b\n" in outcome.out
+    assert "commit: Merge of a and b by Weighted sum\n" in outcome.out
     assert "Nothing was uploaded. The same command with --yes uploads it." in outcome.out
     assert hub.requests == []
 
@@ -170,7 +170,7 @@ def test_what_is_uploaded_is_what_lies_there(merged: Path, hub: Hub, as_a_user):
     assert hub.files == {file.name: file.read_bytes() for file in merged.iterdir() if file.is_file()}
     weights = (merged / "model.safetensors").read_bytes()
     assert hub.large == {hashlib.sha256(weights).hexdigest(): weights}
-    assert hub.commits == [("main", "Merge of a and b")]
+    assert hub.commits == [("main", "Merge of a and b by Weighted sum")]
     assert (hub.created[0]["organization"], hub.created[0]["name"]) == ("me", "merged")
     assert visibility(hub) == "private"
 

@@ -7,7 +7,11 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process as they are now, for one that has our code and one thread."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 
 
 def program(name: str, *arguments: object) -> list[str]:
@@ -18,6 +22,6 @@ def program(name: str, *arguments: object) -> list[str]:
 def printed(name: str, *arguments: object, timeout: float = 400, cwd: Path | None = None) -> str:
     """What a program of this folder prints; it has to succeed."""
     words = program(name, *arguments)
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=timeout, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout

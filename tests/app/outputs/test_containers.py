@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ENVIRONMENT, program
+from programs import environment, program
 from safetensors.torch import load_file, save_file
 from sweep_folders import mlflow_statuses, records
 
@@ -44,7 +44,7 @@ def other_container(folder: Path) -> Iterator[subprocess.Popen[str]]:
     (folder / "conf" / "recipe" / "endless.yaml").write_text(RECIPE)
     words = ["--config-dir=conf", "recipe=endless", "output.dtype=fp32,fp16", "engine.workers=1", *SWEEP]
     command = [*UNSHARE, *program("endless", 2, "app", *words)]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert any(line == "begun\n" for line in process.stdout)
@@ -83,7 +83,7 @@ def test_a_sweep_that_is_started_four_times_at_once_in_one_folder_runs_once(fold
     command = [sys.executable, "-m", "mecha_exp", "alpha=0.3,0.5", "output=none", "evaluator=none", "-m"]
     pipe = subprocess.PIPE
     processes = [
-        subprocess.Popen([*command, "hydra.sweep.dir=shared"], env=ENVIRONMENT, stderr=pipe, text=True)
+        subprocess.Popen([*command, "hydra.sweep.dir=shared"], env=environment(), stderr=pipe, text=True)
         for _ in range(4)
     ]
     errors = [process.communicate(timeout=300)[1] for process in processes]
@@ -101,7 +101,9 @@ def test_a_sweep_that_is_started_four_times_at_once_in_one_folder_runs_once(fold
 def test_the_lock_of_a_sweep_on_a_machine_that_is_lost_is_named(app, folder):
     burnt = "import platform, sys; platform.node = lambda: 'burnt'; from mecha_exp.cli import main; main()"
     words = ["alpha=0.3,0.5", "output=none", *SWEEP]
-    lost = subprocess.Popen([sys.executable, "-c", burnt, *words], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    lost = subprocess.Popen(
+        [sys.executable, "-c", burnt, *words], env=environment(), stdout=subprocess.DEVNULL
+    )
     while not any(path.read_text() for path in (folder / "shared").glob(".*-lock")):
         assert lost.poll() is None
     lost.kill()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ENVIRONMENT, REPOSITORY
+from programs import REPOSITORY, environment
 
 INTERRUPTER = """
 import os, signal, sys
@@ -46,7 +46,7 @@ def test_ctrl_c_in_an_import_ends_with_one_line(tmp_path: Path, module: str, wor
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**ENVIRONMENT, "PYTHONPATH": paths, "INTERRUPT_AT": module},
+        env={**environment(), "PYTHONPATH": paths, "INTERRUPT_AT": module},
         capture_output=True,
         text=True,
         check=False,
@@ -64,7 +64,7 @@ def test_a_sweep_whose_reader_has_gone_ends_like_others(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "mecha_exp", *words],
         cwd=tmp_path,
-        env={**ENVIRONMENT, "PYTHONUNBUFFERED": "1"},
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -95,7 +95,7 @@ def test_a_console_without_a_reader_ends_the_process(tmp_path: Path) -> None:
     os.close(reading)
     done = subprocess.run(
         [sys.executable, "-c", PRINTER],
-        env=ENVIRONMENT,
+        env=environment(),
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -126,7 +126,7 @@ cli.main()
 
 def test_a_second_ctrl_c_ends_at_once_with_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TWICE], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", TWICE], env=environment(), capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 130

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ENVIRONMENT
+from programs import environment
 from safetensors.torch import save_file
 from sweep_folders import NONE, records, rows, sweep_of
 
@@ -308,7 +308,7 @@ def test_two_projects_with_one_store_keep_their_folders_apart(app, folder, monke
 @pytest.mark.heavy
 def test_two_processes_sweep_on_one_store_at_once(folder):
     command = [sys.executable, "-m", "mecha_exp", "alpha=0.3,0.5", "tracking=none", *NONE]
-    both = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for _ in range(2)]
+    both = [subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) for _ in range(2)]
 
     assert [process.wait(timeout=180) for process in both] == [0, 0]
     sweeps = list((folder / "outputs" / "multiruns").iterdir())
