@@ -51,7 +51,7 @@ def find_model(path: str, folders: Sequence[Path], offline: bool = False) -> Pat
     listed = os.environ.get(MODELS_DIR_VARIABLE, "").split(os.pathsep)
     searched = (Path(), *folders, *search_path.get_all(), *(Path(folder) for folder in listed if folder))
     candidates = [folder / path for folder in searched]
-    exists = {file: _exists(file) for name in candidates for file in (name, Path(f"{name}{SUFFIX}"))}
+    exists = {file: is_there(file) for name in candidates for file in (name, Path(f"{name}{SUFFIX}"))}
     for state in (True, None):  # opening a file of unknown state explains why it cannot be accessed
         if (match := next((file for file, known in exists.items() if known is state), None)) is not None:
             return match
@@ -91,7 +91,7 @@ def with_home(path: str) -> Path:
         return Path(path)
 
 
-def _exists(path: Path) -> bool | None:
+def is_there(path: Path) -> bool | None:
     """Whether a path exists, even as a broken link; None without the permission to look."""
     try:
         path.lstat()

@@ -28,7 +28,7 @@ from mecha_exp.lab.content_hash import content_of, is_hash
 from mecha_exp.plugins import load_plugins
 from mecha_exp.recipe import deserialize
 from mecha_exp.runs.record import CHANGES_FILE, CHECKOUT_CHANGES_FILE
-from mecha_exp.sources.search import find_model
+from mecha_exp.sources.search import find_model, is_there
 
 
 def remake(
@@ -118,7 +118,7 @@ def _find_input(source: str, content: str | None, folders: Sequence[Path]) -> Pa
     candidates = [folder / Path(source).name for folder in folders]
     with contextlib.suppress(CheckpointError):
         candidates.insert(0, find_model(source, folders))
-    present = [path for path in candidates if path.exists()]
+    present = [path for path in candidates if is_there(path)]
     for path in present if content else ():
         if content_of(path) == content:
             return path
