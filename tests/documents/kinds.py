@@ -1,6 +1,7 @@
 """Every kind of document that mecha_exp reads: a valid one, and how commands read it."""
 
 import contextlib
+import functools
 import io
 import json
 import shutil
@@ -316,6 +317,7 @@ def _plan_with(config_dir: str) -> None:
 SWEEPS = ("grid", "search", "gradient", "greedy_soup", "points", "shapley", "subsets", "random", "latin")
 
 
+@functools.cache
 def settings_of_a_run() -> dict[str, Any]:
     """Every setting of a run on the bundled demo, and of the sweeps."""
     from hydra import compose, initialize_config_module
