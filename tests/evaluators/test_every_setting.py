@@ -13,10 +13,11 @@ from state_dicts import numbers_of
 from tiny_tokenizers import SMALL, write_llama, write_tokenizer
 
 from mecha_exp import Context
+from mecha_exp.entry_points import announced
 from mecha_exp.errors import MechaError
 from mecha_exp.evaluation import read_scoring
 from mecha_exp.evaluation.declaration import SETTINGS, WEIGHT_STATS
-from mecha_exp.evaluation.registry import all_evaluators, named_evaluator
+from mecha_exp.evaluation.registry import GROUP, named_evaluator
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("lm_eval")
@@ -64,7 +65,7 @@ def asked(vision: Path, pipelines: Path, word_task, tmp_path: Path):
     }
 
 
-@pytest.mark.parametrize("name", sorted({*all_evaluators()} - {WEIGHT_STATS}))
+@pytest.mark.parametrize("name", sorted({*announced(GROUP)} - {WEIGHT_STATS}))
 def test_a_value_of_any_kind_is_read_or_answered_in_words(name: str, asked, monkeypatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     settings, weights, context = asked[name]

@@ -65,7 +65,7 @@ def test_a_large_sweep_in_shares_goes_on_with_what_is_missing(app, folder, monke
     prepare, give = launcher_module._prepare, Handout.give
 
     def prepare_noted(config):
-        steps.append(config.hydra.job.num)
+        steps.append(config.config.hydra.job.num)
         return prepare(config)
 
     def give_noted(handout, shares):
