@@ -181,11 +181,11 @@ def _or_too_large(layout: Layout) -> str:
 
 def _too_small(planned: Plan, tally: MergeStats) -> Iterator[str]:
     """Keys of outputs whose values have fewer digits in the output's dtype than others would, or become 0."""
-    keys: dict[str, list[str]] = {}
+    keys: dict[str, dict[str, None]] = {}
     for (job, key), peak in sorted(tally.peaks.items()):
         name, _ = planned.layouts[job][key]
-        if 0 < peak < torch.finfo(torch_dtype(name)).tiny and key not in keys.setdefault(name, []):
-            keys[name].append(key)
+        if 0 < peak < torch.finfo(torch_dtype(name)).tiny:
+            keys.setdefault(name, {})[key] = None
     for name, small in keys.items():
         dtype = torch_dtype(name)
         word, limits = str(dtype).removeprefix("torch."), torch.finfo(dtype)
